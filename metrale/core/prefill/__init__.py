@@ -1,0 +1,1 @@
+"""Prefill: from an admitted request to an active row (S2)."""

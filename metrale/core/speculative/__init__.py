@@ -1,0 +1,1 @@
+"""Speculative lanes (S4): one module per lane, the verdict rules in one shared piece."""

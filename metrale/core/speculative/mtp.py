@@ -1,0 +1,9 @@
+"""Stub."""
+
+from __future__ import annotations
+
+from ..state import State
+
+
+def mtp_step(s: State) -> None:
+    raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The real engine behind the contract of :mod:`metrale.core.io`."""

@@ -1,0 +1,1 @@
+"""The simulator: mock device, scenario files, harness, runner, and the public test kit."""

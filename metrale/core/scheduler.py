@@ -16,7 +16,7 @@ from .parking import bring_back, discard, end_waiting, give_up_parked, spill_for
 from .prefill.advance import continue_prefills
 from .prefill.start import start_prefills
 from .request import Request
-from .retire import apply_marks, compact, finish, free_directly, retire, send_error, sweep
+from .retire import apply_marks, compact, finish, free_directly, retire, rows_to_compact, send_error, sweep
 from .state import State, new_state
 
 
@@ -67,6 +67,9 @@ class Scheduler:
         if s.flight is not None and (admitted or s.prefilling or s.parked):
             drain_flight(s)
             retire(s)
+            if s.device_lost:
+                s.pending[:0] = admitted
+                return self._plan_after_loss()
         end_waiting(s)
         s.io.telemetry.snapshot(s.tick, s.device.num_free_blocks())
         _rotate_if_quiescent(s, admitted)
@@ -95,7 +98,7 @@ class Scheduler:
         """Sweep, settle, retire, compact, bring parked work back (S1 section 17)."""
         s = self.state
         marks = sweep(s)
-        if s.flight is not None and (marks or any(row.finished for row in s.active)):
+        if s.flight is not None and (marks or any(row.finished for row in s.active) or rows_to_compact(s)):
             drain_flight(s)
         apply_marks(marks)
         retire(s)

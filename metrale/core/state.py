@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class State:
-    """Lists are in the order the specification names; ``owners`` maps a live request id to its owner (D18)."""
+    """Lists are in the order the specification names; ``owners`` maps a live request id to its owner (D18).
+
+    ``keep_overrun`` is a planted fault for the negative control of the depth-2 lane: over-runs are then not discarded.
+    """
 
     io: SchedIo
     config: SchedulerConfig
@@ -43,6 +46,7 @@ class State:
     device_lost: bool = False
     last_free: int = 0
     flight: Flight | None = None
+    keep_overrun: bool = False
 
     @property
     def idle_inbox(self) -> bool:

@@ -1,0 +1,76 @@
+"""One emitted token on the speculative lanes (S4 section 4)."""
+
+from __future__ import annotations
+
+from ..config import SPONTANEOUS_THINK_BUDGET, WATCHDOG
+from ..decode.commit import at_ceiling, close_thinking, spend_budget, spend_thinking, stream_token
+from ..row import Row
+from ..sampling.record import LogprobRecord
+from ..state import State
+from ..watchdog import content_loop_due
+
+Records = list[LogprobRecord]
+
+
+def emit(s: State, row: Row, token: int, record: LogprobRecord | None = None) -> None:
+    """Record, pay for and stream one token; makes no device call and leaves ``last_token`` to the caller."""
+    if row.request.cancelled:
+        row.finished = True
+        return
+    think = row.think
+    if token == s.config.think_start_token and not think.inside:
+        _enter_thinking(row)
+        return
+    if token == s.config.think_end_token and not think.inside:
+        think.stray_ends += 1
+        if think.stray_ends >= WATCHDOG.stray_think_ends:
+            row.finished = True
+            row.guard = "think_skip_watchdog"
+        return
+    if think.over:
+        think.stray_ends = 0
+    if record is not None:
+        row.logprobs.append(record)
+    row.outputs.append(token)
+    if think.over and not think.inside:
+        think.emitted_after += 1
+    spend_budget(row)
+    if think.inside:
+        if token == s.config.think_end_token:
+            close_thinking(row)
+        else:
+            spend_thinking(row)
+    else:
+        think.just_ended = False
+        row.content_tokens += 1
+        if content_loop_due(s, row):
+            row.guard = "content_loop_watchdog"
+            row.finished = True
+    if token in row.eos:
+        held_back = think.inside and row.remaining > 0 and not at_ceiling(s, row)
+        row.finished = row.finished or not held_back
+        return
+    if not stream_token(row, token):
+        row.finished = True
+        return
+    if row.remaining == 0 or at_ceiling(s, row):
+        row.finished = True
+
+
+def emit_run(s: State, row: Row, tokens: list[int], records: Records | None = None) -> bool:
+    """Emit in order until the row finishes; whether it is still alive."""
+    for index, token in enumerate(tokens):
+        emit(s, row, token, records[index] if records else None)
+        if row.finished:
+            return False
+    return True
+
+
+def _enter_thinking(row: Row) -> None:
+    """The budget is the full one here, and the count of tokens after thinking starts anew."""
+    think = row.think
+    think.inside = True
+    think.over = False
+    think.emitted_after = 0
+    think.stray_ends = 0
+    think.budget = SPONTANEOUS_THINK_BUDGET

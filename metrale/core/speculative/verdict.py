@@ -1,0 +1,145 @@
+"""The verdict on one verify window, the same for every lane: what is accepted, and in which order that is told
+(S4 sections 5, 10 and 15)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..decode.readback import LOGIT_BYTES
+from ..io import DeviceError
+from ..row import Row
+from ..sampling.pick import pick_window, window_records
+from ..state import State
+from .emit import Records, emit_run
+
+
+@dataclass(slots=True)
+class Window:
+    """One verified window: ``base`` is the length before it, ``drafts`` the inputs after the first, ``picks`` one
+    answer per row. ``accepted`` counts the leading drafts that equal their picks."""
+
+    base: int
+    drafts: list[int]
+    picks: list[int]
+    records: Records | None = None
+    accepted: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accepted = leading_matches(self.drafts, self.picks)
+
+    @property
+    def rows(self) -> int:
+        """Verified rows: the pending input and every draft."""
+        return len(self.drafts) + 1
+
+    @property
+    def full(self) -> bool:
+        """Whether every draft was accepted."""
+        return self.accepted == len(self.drafts)
+
+    @property
+    def extra(self) -> int:
+        """The bonus after a full accept, the correction otherwise."""
+        return self.picks[self.accepted]
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the client gets: accepted drafts, then the extra token."""
+        return [*self.drafts[: self.accepted], self.extra]
+
+
+def leading_matches(drafts: list[int], picks: list[int]) -> int:
+    """How many drafts in a row are right."""
+    for index, draft in enumerate(drafts):
+        if draft != picks[index]:
+            return index
+    return len(drafts)
+
+
+def window_picks(s: State, row: Row, answers: list[int], first_row: int) -> list[int]:
+    """Picks of a window's rows: the device's answers for a plain greedy row, else host picks (S4 section 5.1). Raises
+    DeviceError."""
+    params = row.request.sampling
+    if params.temperature == 0.0 and not row.request.grammar and not row.think.inside and params.neutral:
+        return answers
+    return pick_window(_copy(s, first_row, len(answers)), len(answers), row, s.config)
+
+
+def window_logprobs(s: State, row: Row, picks: list[int], first_row: int) -> Records | None:
+    """One record per row if the request asks for logprobs; the rows are copied once more (S4 section 5.2). Raises
+    DeviceError."""
+    wanted = row.request.top_logprobs
+    if wanted is None:
+        return None
+    return window_records(_copy(s, first_row, len(picks)), picks, wanted)
+
+
+def _copy(s: State, first_row: int, count: int) -> bytes:
+    return s.device.copy_logits_to_host(first_row, 0, count * LOGIT_BYTES * s.device.facts.vocab_size)
+
+
+def commit_dflash_context(s: State, row: Row, window: Window, first_row: int = 0) -> None:
+    """Hand the kept rows to the DFlash drafter's context; a failure is only a matter for a log."""
+    if s.modes.dflash and s.config.dflash_unified_ctx:
+        with suppress(DeviceError):
+            s.device.commit_ctx(row.seq, window.accepted + 1, window.base, first_row)
+
+
+def judge(s: State, row: Row, window: Window, serial: bool) -> bool:
+    """Carry out the verdict on one window; whether the row is alive. Raises DeviceError from the commit.
+
+    Full accept: emit, commit, (save), trim. Anything less: rewind, trim, commit, emit, (save). ``serial``: the window
+    had a forward of its own, so the drafter's input row is saved here, and an accepted pair feeds the eagle head.
+    """
+    seq, accepted = row.seq, window.accepted
+    if window.full:
+        if serial:
+            commit_dflash_context(s, row, window)
+        if not emit_run(s, row, window.tokens, window.records):
+            return False
+        row.last_token = window.extra
+        s.device.commit_accepted_prefix(seq, window.rows, window.rows)
+        if serial and window.rows == 2:
+            with suppress(DeviceError):
+                s.device.dflash_eagle_accept_append(seq)
+        if serial and not save_hidden(s, accepted):
+            return False
+        _trim(s, row, accepted)
+        return True
+    seq.rewind(len(window.drafts) - accepted)
+    if serial:
+        commit_dflash_context(s, row, window)
+    _trim(s, row, accepted)
+    s.device.commit_accepted_prefix(seq, accepted + 1, window.rows)
+    if not emit_run(s, row, window.tokens, window.records):
+        return False
+    row.last_token = window.extra
+    return not serial or save_hidden(s, accepted)
+
+
+def save_hidden(s: State, row: int) -> bool:
+    """Keep hidden row ``row`` for the drafter; False: the sequence goes on without drafts."""
+    try:
+        s.device.save_hidden_for_mtp(row, 0)
+    except DeviceError:
+        return False
+    return True
+
+
+def _trim(s: State, row: Row, accepted: int) -> None:
+    with suppress(DeviceError):
+        s.device.trim_proposer_state(row.seq, accepted, 0)
+
+
+def propose(s: State, row: Row, count: int) -> None:
+    """Ask for ``count`` drafts after ``last_token``; an empty or failed answer leaves the row without."""
+    with suppress(DeviceError):
+        row.drafts = s.device.run_mtp_propose_multi(
+            row.last_token, row.seq.seq_len, count, row.seq, 0, row.request.grammar
+        )
+
+
+def under_grammar(row: Row, count: int) -> int:
+    """The drafts that may be asked for: one at most under a grammar."""
+    return min(1, count) if row.request.grammar else count

@@ -10,6 +10,9 @@ from .state import State
 def answer(s: State, request: Request, completion: Completion) -> None:
     """Send the frame of a normal end."""
     _disown(s, request)
+    s.finished_tokens += len(completion.tokens)
+    if s.io.telemetry.enabled:
+        s.io.telemetry.request_finished(len(completion.tokens))
     request.sink.finish(completion)
 
 

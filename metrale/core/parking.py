@@ -173,7 +173,7 @@ def _largest_row(s: State) -> int | None:
 
 
 def _swap_out(s: State, index: int) -> bool:
-    """Spill row ``index``; the last row takes its place and, if nobody else holds it, slot ``index`` (S1 section 19)."""
+    """Spill row ``index``; the last row takes its place and, if it can be had, slot ``index`` (S1 section 19)."""
     victim = s.active[index]
     last = s.active.pop()
     if index < len(s.active):

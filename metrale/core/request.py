@@ -37,7 +37,7 @@ class Completion:
 
 
 class ClientSink(Protocol):
-    """One client's channel (S5 section 2.8). After the terminal frame nothing follows; a blocking sink ignores tokens."""
+    """One client's channel (S5 section 2.8). Nothing follows the terminal frame; a blocking sink ignores tokens."""
 
     def token(self, token: int) -> bool:
         """Queue one token. False: the reader is gone or its channel stayed full; the caller ends the request."""

@@ -61,9 +61,11 @@ class Scheduler:
         """Plan one tick: drain, gate, settle, snapshot, rotation, idle test, admission-time spill."""
         s = self.state
         s.tick += 1
+        if s.io.telemetry.enabled:
+            s.io.telemetry.step_begin()
         if s.device_lost:
             return self._plan_after_loss()
-        admitted = gate(s, drain(s))
+        admitted = gate(s, _timed_drain(s))
         if s.flight is not None and (admitted or s.prefilling or s.parked):
             drain_flight(s)
             retire(s)
@@ -82,6 +84,17 @@ class Scheduler:
 
     def execute(self, lane: Lane, plan: TickPlan) -> Flow:
         """Run one lane."""
+        telemetry = self.state.io.telemetry
+        if not telemetry.enabled:
+            return self._execute(lane, plan)
+        before = self.state.accounted_tokens
+        telemetry.lane_begin(lane.value)
+        flow = self._execute(lane, plan)
+        telemetry.lane_end(lane.value)
+        telemetry.tokens(max(0, self.state.accounted_tokens - before))
+        return flow
+
+    def _execute(self, lane: Lane, plan: TickPlan) -> Flow:
         s = self.state
         if lane is Lane.START_PREFILLS:
             start_prefills(s, plan.new_requests)
@@ -161,6 +174,16 @@ class Scheduler:
         s.prefilling, s.spilled, s.requeued, s.pending = [], [], [], []
         s.io.telemetry.snapshot(s.tick, s.device.num_free_blocks())
         return TickPlan(shutdown=True)
+
+
+def _timed_drain(s: State) -> list[Request]:
+    telemetry = s.io.telemetry
+    if not telemetry.enabled:
+        return drain(s)
+    telemetry.phase_begin("drain")
+    candidates = drain(s)
+    telemetry.phase_end("drain")
+    return candidates
 
 
 DEVICE_LOST = "server shutting down: device lost"

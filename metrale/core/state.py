@@ -45,8 +45,15 @@ class State:
     speculated: bool = False
     device_lost: bool = False
     last_free: int = 0
+    finished_tokens: int = 0
     flight: Flight | None = None
     keep_overrun: bool = False
+
+    @property
+    def accounted_tokens(self) -> int:
+        """Output tokens of all held rows and of all finished requests (S5 section 2.10)."""
+        held = [*self.active, *(entry.row for entry in self.requeued), *(image.row for image in self.spilled)]
+        return self.finished_tokens + sum(len(row.outputs) for row in held)
 
     @property
     def idle_inbox(self) -> bool:

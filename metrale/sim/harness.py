@@ -1,4 +1,4 @@
-"""The world around a simulated run: arrivals at tick markers, client sinks, a clock that stands still (S1 section 3)."""
+"""The world around a simulated run: arrivals at markers, client sinks, a clock that stands still (S1 section 3)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from metrale.core.io import Batch, Rotation, Wait
 from metrale.core.request import CancelFlag, Completion, Request, SamplingParams
 from metrale.core.sampling.record import LogprobRecord
 
+from .instruments import Silent
 from .mock import Script
 from .scenario import RequestTable, Scenario
 
@@ -189,7 +190,7 @@ def _sink(table: RequestTable) -> StreamingSink | BlockingSink:
 
 
 @dataclass(slots=True)
-class Harness:
+class Harness(Silent):
     """Inbox and telemetry of one run: what happens at each tick's marker, and when the inbox closes.
 
     Every tick marker is a barrier: the arrivals of tick t enter the inbox inside it, then the cancels and deadlines of
@@ -225,7 +226,7 @@ class Harness:
             self.ack = Ack()
             self._rotations.append(Rotation(name, self.ack))
 
-    # -- telemetry
+    # -- telemetry: the marker alone
 
     def snapshot(self, tick: int, free_blocks: int) -> None:
         """The marker of ``tick``, and the barrier inside it."""

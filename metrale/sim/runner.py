@@ -10,7 +10,7 @@ from pathlib import Path
 
 from metrale.core.config import SchedulerConfig
 from metrale.core.driver import drive
-from metrale.core.io import Device, DeviceFacts, Router, SchedIo
+from metrale.core.io import Device, DeviceFacts, Router, SchedIo, Telemetry
 from metrale.core.routers.sync import SyncRouter
 from metrale.core.scheduler import Scheduler, TickPlan
 from metrale.trace.recording import RecordingDevice
@@ -69,11 +69,13 @@ def run_scenario(
     max_ticks: int = MAX_TICKS,
     device: Device | None = None,
     wrap: Callable[[Router], Router] | None = None,
+    instrument: Callable[[Telemetry], Telemetry] | None = None,
 ) -> RunResult:
     """Run a scenario to its end.
 
     ``router`` overrides the scenario's ("sync" or "async"); ``log`` off leaves the call lines out; ``device`` replaces
-    the mock; ``wrap`` puts a router between the device router and the tracing one. Raises RunError.
+    the mock; ``wrap`` puts a router between the device router and the tracing one; ``instrument`` wraps the telemetry.
+    Raises RunError.
     """
     harness = Harness(scenario)
     lines: list[str] = []
@@ -91,7 +93,8 @@ def run_scenario(
     if scenario.scheduler.swap_space_gb > 0:
         store = spill_store(scenario)
     try:
-        io = SchedIo(stack, harness, StandingClock(), harness, store)
+        telemetry: Telemetry = harness if instrument is None else instrument(harness)
+        io = SchedIo(stack, harness, StandingClock(), telemetry, store)
         scheduler = BoundedScheduler(io, scheduler_config(scenario.scheduler))
         scheduler.max_ticks = max_ticks
         scheduler.start()

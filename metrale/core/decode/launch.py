@@ -27,6 +27,8 @@ def launch_decode(s: State, masked: bool) -> Ticket | None:
     """
     while True:
         rows = s.active
+        if s.io.telemetry.enabled:
+            s.io.telemetry.decode_batch(len(rows))
         plan = Decode(
             tokens=[row.last_token for row in rows],
             ctx=context_commit(s.config, len(rows)),

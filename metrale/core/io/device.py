@@ -63,7 +63,7 @@ class Device(Protocol):
         """Write the image of K/V and recurrent state; frees nothing."""
 
     def restore_sequence_state(self, seq: Sequence, num_blocks: int, reader: BinaryIO) -> None:
-        """Take exactly ``num_blocks`` blocks and fill them from an image; the scheduler sets tokens and length after."""
+        """Take exactly ``num_blocks`` blocks and fill them from an image; tokens and length are set after it."""
 
     def num_free_blocks(self) -> int:
         """Blocks on the free list, never below 0."""
@@ -282,7 +282,7 @@ class Device(Protocol):
         """Masked picks into the feed cells and, asynchronously, into readback buffer ``buffer``; records ``event``."""
 
     def feed_cells(self, count: int) -> list[int]:
-        """The first ``count`` feed cells as the device will see them: for call logs alone, it may wait for the device."""
+        """The first ``count`` feed cells as a fed step will see them: for call logs alone, so it may wait."""
 
     def read_feed(self, buffer: int, count: int) -> list[int]:
         """The first ``count`` ids of a readback buffer whose event has completed."""

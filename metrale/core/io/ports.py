@@ -83,7 +83,42 @@ class SpillStore(Protocol):
 
 
 class Telemetry(Protocol):
-    """What an operator watches. Nothing here may change a call or a client's output (S5 section 2.10)."""
+    """What an operator watches. Nothing here may change a call or a client's output (S5 section 2.10).
+
+    Only :meth:`snapshot` is always called; the rest only while ``enabled``.
+    """
+
+    enabled: bool
+
+    def step_begin(self) -> None:
+        """First thing in every plan."""
+
+    def phase_begin(self, name: str) -> None:
+        """A phase of planning starts (``drain``)."""
+
+    def phase_end(self, name: str) -> None:
+        """The phase is over."""
+
+    def lane_begin(self, index: int) -> None:
+        """Lane 0 (start), 1 (continue) or 2 (decode) starts."""
+
+    def lane_end(self, index: int) -> None:
+        """The lane is over."""
+
+    def tokens(self, count: int) -> None:
+        """Output tokens that the last lane added; a rollback counts zero, never less."""
+
+    def decode_batch(self, rows: int) -> None:
+        """Rows of a plain decode launch."""
+
+    def draft_width(self, drafts: int) -> None:
+        """Drafts per sequence that a speculative step asks for."""
+
+    def spec_verified(self, drafts: int, accepted: int) -> None:
+        """One verified window."""
+
+    def request_finished(self, outputs: int) -> None:
+        """A terminal frame of a normal end, with its number of output tokens."""
 
     def snapshot(self, tick: int, free_blocks: int) -> None:
         """The statistics snapshot of tick ``tick``, after admission and before any lane (S1 section 9)."""

@@ -1,4 +1,4 @@
-"""Verify several MTP sequences in one forward: who takes part, how deep, and what follows (S4 sections 9.2, 9.3, 11.3)."""
+"""Verify several MTP sequences in one forward: who takes part, how deep, what follows (S4 9.2, 9.3, 11.3)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _depths(batch: list[Row], width: int) -> list[int]:
         (-_score(row, position), index, position) for index, row in enumerate(batch) for position in range(2, width + 1)
     )
     depths = [1] * count
-    for _score_, index, position in ranked[: max(0, keep)]:
+    for _rank, index, position in ranked[: max(0, keep)]:
         depths[index] = max(depths[index], position)
     return depths
 

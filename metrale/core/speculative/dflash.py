@@ -1,4 +1,4 @@
-"""DFlash: block drafts verified at any width, alone or in a batch, judged on the raw argmax (S4 sections 8.2, 9.1, 11)."""
+"""DFlash: block drafts verified at any width, alone or in a batch, on the raw argmax (S4 8.2, 9.1, 11)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..state import State
 from .bootstrap import bootstrap, propose_one_from_stash
 from .emit import emit, emit_run
 from .serial import verify_serial
-from .verdict import Window, commit_dflash_context, propose, save_hidden, under_grammar
+from .verdict import Window, commit_dflash_context, count_verified, propose, save_hidden, under_grammar
 
 
 def bootstrap_dflash(s: State, row: Row, asked: int, width: int) -> None:
@@ -59,6 +59,7 @@ def verify_dflash(s: State, row: Row, asked: int) -> None:
         row.finished = True
         return
     window = Window(base, drafts, picks)
+    count_verified(s, window)
     row.seq.rewind(len(drafts) - window.accepted)
     if s.config.dflash_unified_ctx:
         commit_dflash_context(s, row, window)
@@ -108,6 +109,7 @@ def verify_dflash_batched(s: State, batch: list[Row], asked: int) -> None:
 
 def _emit_window(s: State, row: Row, window: Window, scratch_row: int) -> None:
     """Rewind, context, accepted drafts, then the bonus if the row still lives."""
+    count_verified(s, window)
     row.seq.rewind(len(window.drafts) - window.accepted)
     commit_dflash_context(s, row, window, scratch_row)
     if emit_run(s, row, window.drafts[: window.accepted]):

@@ -22,6 +22,8 @@ def mtp_step(s: State) -> None:
     to_boot = [row for row in active if not row.drafts]
     for row in active:
         width = min(width, s.device.mtp_slot_draft_capacity(row.seq.slot))
+    if s.io.telemetry.enabled:
+        s.io.telemetry.draft_width(width)
     if to_boot:
         with suppress(DeviceError):
             s.device.sync_secondary()

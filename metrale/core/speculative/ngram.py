@@ -7,7 +7,7 @@ from ..row import Row
 from ..state import State
 from .emit import emit, emit_run
 from .serial import announced_verify
-from .verdict import Window, window_picks
+from .verdict import Window, count_verified, window_picks
 
 LONGEST_MATCH = 16
 SHORTEST_MATCH = 2
@@ -65,6 +65,7 @@ def _verify(s: State, row: Row) -> None:
     base = row.seq.seq_len
     answers = announced_verify(s, row, [row.last_token, draft], s.device.decode_verify_graphed)
     window = Window(base, [draft], window_picks(s, row, answers, 0))
+    count_verified(s, window)
     s.device.ep_broadcast_cmd(window.accepted)
     if not window.full:
         row.seq.rewind(1)

@@ -6,7 +6,7 @@ from ..io import DeviceError
 from ..row import Row
 from ..state import State
 from .emit import emit, emit_run
-from .verdict import Window, window_picks
+from .verdict import Window, count_verified, window_picks
 
 
 def self_spec_step(s: State) -> None:
@@ -34,6 +34,7 @@ def _step(s: State, row: Row) -> None:
         return
     device.checkpoint_ssm_states(seq)
     window = Window(base, drafts, window_picks(s, row, device.decode_verify([first, *drafts], seq), 0))
+    count_verified(s, window)
     if not emit_run(s, row, [first, *window.tokens]):
         return
     row.last_token = window.extra

@@ -79,6 +79,12 @@ def _copy(s: State, first_row: int, count: int) -> bytes:
     return s.device.copy_logits_to_host(first_row, 0, count * LOGIT_BYTES * s.device.facts.vocab_size)
 
 
+def count_verified(s: State, window: Window) -> None:
+    """Tell the telemetry, if it listens."""
+    if s.io.telemetry.enabled:
+        s.io.telemetry.spec_verified(len(window.drafts), window.accepted)
+
+
 def commit_dflash_context(s: State, row: Row, window: Window, first_row: int = 0) -> None:
     """Hand the kept rows to the DFlash drafter's context; a failure is only a matter for a log."""
     if s.modes.dflash and s.config.dflash_unified_ctx:
@@ -93,6 +99,7 @@ def judge(s: State, row: Row, window: Window, serial: bool) -> bool:
     had a forward of its own, so the drafter's input row is saved here, and an accepted pair feeds the eagle head.
     """
     seq, accepted = row.seq, window.accepted
+    count_verified(s, window)
     if window.full:
         if serial:
             commit_dflash_context(s, row, window)

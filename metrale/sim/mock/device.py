@@ -1,4 +1,4 @@
-"""The mock device: life cycle, forwards, logits. Verifies and drafts are in ``drafting``, the token feed in ``feed``."""
+"""The mock device: life cycle, forwards, logits (verifies and drafts: ``drafting``, the token feed: ``feed``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mock device's token-feed half: fed decodes, feed cells, events that complete late or backwards (S5 section 12)."""
+"""The mock device's token feed: fed decodes, feed cells, events that complete late or backwards (S5 section 12)."""
 
 from __future__ import annotations
 

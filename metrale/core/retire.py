@@ -26,13 +26,11 @@ def sweep(s: State) -> list[tuple[Row, str]]:
     now = s.io.clock.now()
     for row in s.active:
         request = row.request
-        if request.cancel is None and request.deadline is None:
-            continue
-        if row.finished:
-            continue
-        if request.cancelled and not s.speculated:
-            marks.append((row, "cancelled"))
-        elif expired(request, now):
+        cancel, deadline = request.cancel, request.deadline
+        if cancel is not None and cancel.raised and not s.speculated:
+            if not row.finished:
+                marks.append((row, "cancelled"))
+        elif deadline is not None and now >= deadline and not row.finished:
             marks.append((row, "request_timeout"))
     return marks
 

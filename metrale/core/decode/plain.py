@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from ..io import StepError
-from ..row import Row
 from ..state import State
 from .commit import commit_rows
 from .launch import fail_step, launch_decode
 
 
-def slot_of(row: Row) -> int:
-    """Sort key of a batch."""
-    return row.seq.slot
+slot_of = attrgetter("seq.slot")
+"""Sort key of a batch."""
 
 
 def plain_step(s: State) -> None:

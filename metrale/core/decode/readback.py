@@ -16,7 +16,7 @@ LOGIT_BYTES = 2
 def argmax_eligible(s: State, rows: list[Row]) -> bool:
     """Whether the device may pick for every row (S3 section 4.1); one ineligible row sends the batch to the host."""
     for row in rows:
-        if not row.device_pick or row.floor > len(row.outputs):
+        if not row.device_pick or (row.floor and row.floor > len(row.outputs)):
             return False
     if s.config.think_end_token is None and s.config.think_start_token is None:
         return True

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..decode.commit import commit_rows
+from ..decode.plain import slot_of
 from ..decode.readback import argmax_eligible, read_mixed
 from ..io import DeviceError, KvExhausted
 from ..parking import announce_prefill
@@ -119,7 +120,7 @@ def _drop_drafts_before_mixing(s: State) -> None:
 
 def _sort_by_slot(s: State) -> None:
     if len(s.active) > 1:
-        s.active.sort(key=lambda row: row.seq.slot)
+        s.active.sort(key=slot_of)
 
 
 def _commit_fused_decode(s: State) -> None:

@@ -151,7 +151,7 @@ def commit_context(device: Device, ctx: Ctx, seqs: list[Sequence], bases: list[i
         commit = device.commit_ctx
         for index, seq in enumerate(seqs):
             try:
-                commit(seq, 1, max(0, seq.seq_len - 1) if bases is None else bases[index], index)
+                commit(seq, 1, seq.seq_len - 1 if bases is None else bases[index], index)
             except DeviceError:
                 continue
     elif ctx is Ctx.SERIAL_APPEND:

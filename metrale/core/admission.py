@@ -13,6 +13,7 @@ from .state import State
 def absorb(s: State, batch: Batch) -> None:
     """Append what a receive handed over; ``closed`` is sticky."""
     s.pending.extend(batch.requests)
+    s.unseen += len(batch.requests)
     s.rotations.extend(batch.rotations)
     s.closed = s.closed or batch.closed
 
@@ -32,7 +33,9 @@ def drain(s: State) -> list[Request]:
                 return []
     if not s.pending or not s.policy.should_prefill(s.io.clock.now(), s.active):
         return []
-    cap = max(0, s.config.max_batch_size - (len(s.active) + len(s.prefilling)))
+    cap = s.config.max_batch_size - (len(s.active) + len(s.prefilling))
+    if cap <= 0:
+        return []
     order = s.policy.select([len(request.prompt) for request in s.pending], cap)
     chosen = [s.pending[index] for index in order]
     taken = set(order)
@@ -49,24 +52,40 @@ def _take(s: State, wait: Wait) -> bool:
 
 
 def _look(s: State) -> None:
-    """End refused, cancelled and, with deadline scope "all", expired requests of the whole queue (D14)."""
+    """End refused, cancelled and, with deadline scope "all", expired requests of the whole queue, in queue order (D14).
+
+    Refusals are for newcomers, the last ``unseen`` of the queue: what could refuse the others has not changed.
+    """
     if not s.pending:
         return
     now = s.io.clock.now()
-    s.pending = [request for request in s.pending if not _ended_in_queue(s, request, now)]
+    known = len(s.pending) - s.unseen
+    s.unseen = 0
+    ended = {
+        index
+        for index, request in enumerate(s.pending)
+        if (index >= known and _refused(s, request)) or _ended_in_queue(s, request, now)
+    }
+    if ended:
+        s.pending = [request for index, request in enumerate(s.pending) if index not in ended]
 
 
-def _ended_in_queue(s: State, request: Request, now: int) -> bool:
+def _refused(s: State, request: Request) -> bool:
     why = _refusal(s, request)
     if why is not None:
         answer_error(s, request, f"refused: {why}")
-    elif request.cancelled:
+    return why is not None
+
+
+def _ended_in_queue(s: State, request: Request, now: int) -> bool:
+    cancel = request.cancel
+    if cancel is not None and cancel.raised:
         answer(s, request, Completion("cancelled", []))
-    elif s.config.deadline_scope_all and expired(request, now):
+        return True
+    if s.config.deadline_scope_all and expired(request, now):
         answer(s, request, Completion("timeout", [], guard="request_timeout"))
-    else:
-        return False
-    return True
+        return True
+    return False
 
 
 def _refusal(s: State, request: Request) -> str | None:

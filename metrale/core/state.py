@@ -32,6 +32,7 @@ class State:
     rung: RungController
     pending: list[Request] = field(default_factory=list)
     rotations: list[Rotation] = field(default_factory=list)
+    unseen: int = 0
     closed: bool = False
     active: list[Row] = field(default_factory=list)
     prefilling: list[Prefill] = field(default_factory=list)

@@ -102,6 +102,9 @@ class SchedulerTable(Table):
     close_inbox_at_tick: Tick | None = None
 
 
+_PROMPT_PERIOD = [2 + i for i in range(7)]
+
+
 class RequestTable(Table):
     """One request (S1 section 3)."""
 
@@ -161,7 +164,8 @@ class RequestTable(Table):
         """The explicit prompt, or the default one: the id, then 2 + (i mod 7)."""
         if self.prompt is not None:
             return list(self.prompt)
-        return [self.id, *(2 + i % 7 for i in range(1, self.prompt_len or 0))][: self.prompt_len]
+        count = self.prompt_len or 0
+        return [self.id, *(_PROMPT_PERIOD * (count // 7 + 1))[1:count]][:count]
 
 
 class Scenario(Table):

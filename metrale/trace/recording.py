@@ -238,7 +238,7 @@ class RecordingDevice:
 
     def decode_marconi_checkpoint(self, seq: Sequence) -> None:
         self.inner.decode_marconi_checkpoint(seq)
-        self.write(f"decode_marconi_checkpoint({sid(seq)})")
+        self.write(f"decode_marconi_checkpoint(s{seq.session_hash}@{seq.slot}:len={seq.seq_len})")
 
     # -- verify
 
@@ -357,8 +357,8 @@ class RecordingDevice:
 
     def commit_ctx(self, seq: Sequence, count: int, base: int, row: int) -> None:
         self.inner.commit_ctx(seq, count, base, row)
-        head = f"commit_ctx(s{seq.session_hash}@{seq.slot}:len={seq.seq_len}"
-        self.write(f"{head}, n={count}, base={base}, row={row})")
+        who = f"s{seq.session_hash}@{seq.slot}:len={seq.seq_len}"
+        self.write(f"commit_ctx({who}, n={count}, base={base}, row={row})")
 
     def dflash_eagle_accept_append(self, seq: Sequence) -> None:
         self._run(f"dflash_eagle_accept_append({sid(seq)})", self.inner.dflash_eagle_accept_append, seq)

@@ -20,6 +20,10 @@ from .retire import apply_marks, compact, finish, free_directly, retire, rows_to
 from .state import State, new_state
 
 
+DEVICE_LOST = "server shutting down: device lost"
+NEVER_STARTED = "server shut down before this request started"
+
+
 class Lane(Enum):
     """The lanes of a tick, in the order in which they run."""
 
@@ -135,7 +139,7 @@ class Scheduler:
             answer_error(s, image.row.request, "server shut down while this request was swapped out to disk")
             discard(s, image.file_id)
         for request in s.pending + s.io.inbox.close():
-            answer_error(s, request, DEVICE_LOST if s.device_lost else "server shut down before this request started")
+            answer_error(s, request, DEVICE_LOST if s.device_lost else NEVER_STARTED)
         s.requeued, s.prefilling, s.spilled, s.pending = [], [], [], []
         s.router.ep_shutdown()
         for stream in (0, s.prefill_stream):
@@ -148,8 +152,10 @@ class Scheduler:
         """Nothing active after the prefill lanes: parked work comes back here, or ends when nothing can differ."""
         s = self.state
         if s.parked:
-            came_back = bring_back(s)
-            stuck = not (came_back or plan.new_requests or s.running or s.io.inbox.arrivals_ahead())
+            waiting = len(s.spilled) + len(s.requeued)
+            bring_back(s)
+            moved = len(s.spilled) + len(s.requeued) != waiting
+            stuck = not (moved or plan.new_requests or s.running or s.io.inbox.arrivals_ahead())
             if s.parked and stuck:
                 give_up_parked(s)
         return Flow.PROCEED if s.active else Flow.SKIP_REST
@@ -184,9 +190,6 @@ def _timed_drain(s: State) -> list[Request]:
     candidates = drain(s)
     telemetry.phase_end("drain")
     return candidates
-
-
-DEVICE_LOST = "server shutting down: device lost"
 
 
 def _rotate_if_quiescent(s: State, admitted: list[Request]) -> None:

@@ -10,10 +10,10 @@ from .io import Device, Rotation, Router, SchedIo
 from .policy import Policy, policy_for
 from .request import Request
 from .row import Prefill, Requeued, Row, Spilled
+from .speculative.rung import RungController
 
 if TYPE_CHECKING:
     from .decode.pipeline import Flight
-    from .speculative.rung import RungController
 
 
 @dataclass(slots=True)
@@ -74,8 +74,6 @@ class State:
 
 def new_state(io: SchedIo, config: SchedulerConfig) -> State:
     """The state before start-up."""
-    from .speculative.rung import RungController
-
     return State(
         io=io,
         config=config,

@@ -19,7 +19,6 @@ from .request import Request
 from .retire import apply_marks, compact, finish, free_directly, retire, rows_to_compact, send_error, sweep
 from .state import State, new_state
 
-
 DEVICE_LOST = "server shutting down: device lost"
 NEVER_STARTED = "server shut down before this request started"
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .records import Event, PromptLogprobs, Token, TokenLogprobs
+from .records import Event, Node, PromptLogprobs, Token, TokenLogprobs
 from .values import Ints, Lists, Pairs, Readback, SeqId, Seqs, Slice, Slices
 
 
@@ -40,8 +40,20 @@ def _write_lists(values: Lists) -> str:
     return str([list(value) for value in values])
 
 
+def _read_drafts(text: str) -> Lists | None:
+    return None if text == "declined" else _read_lists(text)
+
+
+def _write_drafts(values: Lists | None) -> str:
+    return "declined" if values is None else _write_lists(values)
+
+
 def _read_pairs(text: str) -> Pairs:
     return tuple(map(tuple, json.loads(text.replace("(", "[").replace(")", "]"))))
+
+
+def _write_pairs(values: Pairs) -> str:
+    return str(list(values))
 
 
 def _read_seq(text: str) -> SeqId:
@@ -94,7 +106,7 @@ def _read_tokens(text: str) -> tuple[Event, ...]:
     return tuple(map(_read_token, text.split(" ")))
 
 
-def write_token(event: Event) -> str:
+def write_token(event: Node) -> str:
     """The text of a token event."""
     match event:
         case Token(token):
@@ -126,7 +138,10 @@ CODECS: dict[str, Codec] = {
     "BOOL": Codec("true".__eq__, {True: "true", False: "false"}.__getitem__, "`true` or `false`", "<bool>"),
     "INTS": Codec(_read_ints, _write_ints, "a list `[1, 2]`", "[<n>, ..]"),
     "LISTS": Codec(_read_lists, _write_lists, "a list of lists `[[1, 2], [3]]`", "[[<n>, ..], ..]"),
-    "PAIRS": Codec(_read_pairs, lambda pairs: str(list(pairs)), "a list of pairs `[(0, 0), (4, 2)]`", "[(<n>, <n>), ..]"),
+    "DRAFTS": Codec(_read_drafts, _write_drafts, "a list of lists or `declined`", "[[<n>, ..], ..]"),
+    "PAIRS": Codec(
+        _read_pairs, lambda pairs: str(list(pairs)), "a list of pairs `[(0, 0), (4, 2)]`", "[(<n>, <n>), ..]"
+    ),
     "MASKS": Codec(_read_lists, _write_lists, "a list of id pairs `[[1, 2], [3, 4]]`", "[[<id>, <id>], ..]"),
     "SEQ": Codec(_read_seq, str, _SEQ_TEXT, "<seq>"),
     "SEQS": Codec(_read_seqs, _write_quoted, "a list of quoted sequences", '["<seq>", ..]'),

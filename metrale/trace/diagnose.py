@@ -13,13 +13,24 @@ from .parser import LineError
 from .records import RULES, Record
 
 SILENT_CALLS = frozenset(
-    "num_total_blocks high_speed_swap_dims prefill_batch_chunk_rows release_adapter_slot run_mtp_propose"
-    " read_deferred_draft_token generate_speculative tokens_contain_vision_pad ssm_snapshot_occupancy"
-    " alloc_host_pinned free_host_pinned supports_device_token_feed default_stream vocab_size".split()
+    {
+        "alloc_host_pinned",
+        "default_stream",
+        "free_host_pinned",
+        "high_speed_swap_dims",
+        "num_total_blocks",
+        "release_adapter_slot",
+        "ssm_snapshot_occupancy",
+        "supports_device_token_feed",
+        "tokens_contain_vision_pad",
+        "vocab_size",
+    }
 )
 """Calls of the device contract that write no line (S6 section 3)."""
 
-_CLIP = 60
+_CLIP = 60  # characters of a line that may be its call's name
+_FAR = 8  # edits that make a name another one
+_MANY = 3  # alternatives that a message names one by one
 
 
 class Diagnosis(NamedTuple):
@@ -28,7 +39,6 @@ class Diagnosis(NamedTuple):
     column: int
     expected: str
     found: str
-    hint: str | None
 
     def __str__(self) -> str:
         return f"expected {self.expected}, found {self.found}"
@@ -40,15 +50,20 @@ def diagnose(error: LineError) -> Diagnosis:
     reaches = {name: _reach(name, line, start) for name in error.expected}
     end = max(reaches.values(), default=start)
     names = sorted(name for name, reach in reaches.items() if reach == end)
-    if start == end == 0:
-        expected = "a trace line"
-    else:
-        expected = " or ".join(sorted({_describe(name, end - start) for name in names}))
+    expected = "a trace line" if start == end == 0 else _describe(names)
     found = f"`{line[end : end + 20]}`" if end < len(line) else "the end of the line"
-    return Diagnosis(end + 1, expected, found, suggest(line))
+    return Diagnosis(end + 1, expected, found)
 
 
-def _describe(name: str, reached: int) -> str:
+def _describe(names: list[str]) -> str:
+    """The terminals in words; many literals by what they have in common."""
+    if len(names) > _MANY and all(name in literals() for name in names):
+        first, last = min(map(literals().__getitem__, names)), max(map(literals().__getitem__, names))
+        return f"`{first[: _literal(first)(last, 0)[1]]}...`"
+    return " or ".join(sorted({_word(name) for name in names}))
+
+
+def _word(name: str) -> str:
     if name in CODECS:
         return CODECS[name].text
     return f"`{literals()[name]}`" if name in literals() else "the end of the line"
@@ -142,8 +157,9 @@ def suggest(line: str) -> str | None:
     for known, signature in _titles().items():
         if title == known or (known[-1:] in " s" and line.startswith(known)):
             return f"the line is {signature}"
-    near = min(_titles(), key=lambda known: (edit_distance(title, known), known))
-    return f"did you mean {near.strip()}?" if edit_distance(title, near) <= max(2, len(near) // 3) else None
+    near = [(edit_distance(title, known), known) for known in _titles() if abs(len(known) - len(title)) <= _FAR]
+    distance, nearest = min(near, default=(_FAR, ""))
+    return f"did you mean {nearest.strip()}?" if distance <= min(_FAR, max(2, len(nearest) // 3)) else None
 
 
 def edit_distance(a: str, b: str) -> int:

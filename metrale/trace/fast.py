@@ -46,11 +46,11 @@ def _constant(node: Node, _groups: Iterable[str]) -> Node:
     return node
 
 
-def _build(node: type[Node], reads: list[Callable[[str], Any]], groups: Iterable[str]) -> Node:
+def _build(node: Callable[..., Node], reads: list[Callable[[str], Any]], groups: Iterable[str]) -> Node:
     return node(*map(call, reads, groups))
 
 
-def _build_failed(node: type[Node], reads: list[Callable[[str], Any]], groups: Iterable[str]) -> Node:
+def _build_failed(node: Callable[..., Node], reads: list[Callable[[str], Any]], groups: Iterable[str]) -> Node:
     *values, error = map(call, reads, groups)
     return node(*values, error=error)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lark import Lark
 from lark.grammar import Symbol
-from lark.lexer import PatternStr
+from lark.lexer import PatternRE, PatternStr, TerminalDef
 
 from .codecs import CODECS
 
@@ -55,7 +55,14 @@ class Shape:
 def grammar() -> Lark:
     """The parser for one line (LALR; start rule ``line``)."""
     text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
-    return Lark(text, parser="lalr", lexer="contextual", start="line")
+    return Lark(text, parser="lalr", lexer="contextual", start="line", edit_terminals=_never_back)
+
+
+def _never_back(terminal: TerminalDef) -> None:
+    """Make a terminal's list repetition possessive: same language, but a list of a million needs no stack."""
+    pattern = terminal.pattern
+    if isinstance(pattern, PatternRE):
+        terminal.pattern = PatternRE(pattern.value.replace(")*", ")*+"), pattern.flags)
 
 
 @cache

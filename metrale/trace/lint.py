@@ -40,7 +40,8 @@ class LintReport:
             return f"{self.file}: {self.lines} lines, no problem"
         more = self.malformed - sum(found.kind in ("malformed", "cut_line") for found in self.problems)
         tail = f", {more} more malformed lines not shown" if more > 0 and self.records else ""
-        return f"{self.file}: {self.lines} lines, {self.malformed} malformed, {len(self.problems)} problems{tail}"
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        return f"{self.file}: {self.lines} lines, {self.malformed} malformed, {count}{tail}"
 
     def __str__(self) -> str:
         return "\n".join([*(f"{self.file}:{found}" for found in self.problems), self.summary])

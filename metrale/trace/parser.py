@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 from lark import Token, Tree
 from lark.exceptions import UnexpectedInput
@@ -44,9 +46,9 @@ def parse_line(line: str) -> Record:
 def _build(tree: Tree[Token] | Token) -> Node:
     assert isinstance(tree, Tree)
     rule, parts = str(tree.data), tree.children
-    values = [CODECS[part.type].read(part) if isinstance(part, Token) else (_build(part),) for part in parts]
+    values: list[Any] = [CODECS[part.type].read(part) if isinstance(part, Token) else (_build(part),) for part in parts]
     if rule == "out":
-        request, *events = values
-        return Out(request, tuple(chain.from_iterable(events)))
+        return Out(values[0], tuple(chain.from_iterable(values[1:])))
+    node: Callable[..., Node] = RULES[rule]
     failed = bool(parts) and isinstance(parts[-1], Token) and parts[-1].type == "ERROR"
-    return RULES[rule](*values[:-1], error=values[-1]) if failed else RULES[rule](*values)
+    return node(*values[:-1], error=values[-1]) if failed else node(*values)

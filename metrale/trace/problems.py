@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "missing_header": (ERROR, "`# scenario <name>` is missing: a trace starts with it"),
     "second_header": (ERROR, "another trace starts at {where}: one trace a file"),
     "misplaced": (ERROR, "{where}: out of order (header, calls, rotation ack, out lines)"),
+    "no_outs": (ERROR, "sequences were served, but no `out` line follows: the trace is not complete"),
     "ends_early": (ERROR, "the calls end without `teardown()`: the trace is not complete"),
 }
 

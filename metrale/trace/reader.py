@@ -12,11 +12,22 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from .diagnose import diagnose
+from .diagnose import diagnose, suggest
 from .fast import fast_reader
 from .parser import LineError, parse_line
 from .problems import ERROR, Problem, problem
-from .records import FxTeardown, Header, Out, Record, RotationAck, Stage, Teardown, Tick
+from .records import (
+    AllocSequence,
+    AllocSequenceFor,
+    FxTeardown,
+    Header,
+    Out,
+    Record,
+    RotationAck,
+    Stage,
+    Teardown,
+    Tick,
+)
 
 Source = str | Path | bytes | BinaryIO
 """A path, the bytes of a file, or an open binary stream."""
@@ -56,9 +67,9 @@ def open_source(source: Source) -> Iterator[BinaryIO]:
         yield source
 
 
-def source_name(source: Source) -> str:
+def source_name(source: Source, default: str = "<bytes>") -> str:
     """What to call ``source`` in a message."""
-    return str(source) if isinstance(source, str | Path) else getattr(source, "name", "<bytes>")
+    return str(source) if isinstance(source, str | Path) else getattr(source, "name", default)
 
 
 class TraceScan:
@@ -78,7 +89,7 @@ class TraceScan:
         self._found: list[Problem] = []
         self._block: Stage | None = None
         self._unended: int | None = None
-        self._page = self._numbered = False
+        self._page = self._numbered = self._served = False
         self._first: int | None = None
         self._last: Line | None = None
         self.lines = 0
@@ -99,6 +110,8 @@ class TraceScan:
                 text, record = repaired
             if record.stage != self._block:
                 self._enter(number, record.stage)
+            elif not self._served and isinstance(record, AllocSequence | AllocSequenceFor):
+                self._served = True
             self.records += 1
             self._last = line = Line(number, text, record)
             yield line
@@ -227,16 +240,19 @@ class TraceScan:
                 self._found.append(problem("cut_line", last.number, detail="no terminal event, no line end"))
             else:
                 self._mark("missing_final_newline", last.number)
-        if self._block is Stage.CALLS and not self._torn_down and not self._fragment:
-            self._mark("ends_early", last.number)
+        if self._block is Stage.CALLS and not self._fragment:
+            if not self._torn_down:
+                self._mark("ends_early", last.number)
+            elif self._served:
+                self._mark("no_outs", last.number)
 
     def _name_the_void(self) -> None:
         """No line was read: one problem says why, in place of one for each line."""
+        self._shared = {kind: mark for kind, mark in self._shared.items() if kind == "not_utf8"}
         if self._found:
             first = self._found[0]
             self._found = [problem("no_trace", first.line, detail=f"line {first.line}: {first.message}")]
-        elif "not_utf8" not in self._shared:
-            self._shared = {}
+        elif not self._shared:
             self._found = [problem("empty_file")]
 
     def _mark(self, kind: str, number: int) -> None:
@@ -249,7 +265,8 @@ def line_problem(kind: str, number: int, text: str) -> Problem:
         parse_line(text)
     except LineError as error:
         why = diagnose(error)
-        return problem(kind, number, detail=str(why), column=why.column, expected=why.expected, hint=why.hint)
+        hint = suggest(text)
+        return problem(kind, number, detail=str(why), column=why.column, expected=why.expected, hint=hint)
     raise AssertionError(f"the fast reader refuses a line that the grammar takes: {text[:200]!r}")
 
 

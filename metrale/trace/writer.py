@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .codecs import CODECS, write_token
 from .language import Shape, shapes
-from .records import RULES, Fallible, Node, Out, Record
+from .records import RULES, Event, Fallible, Out, Record
 
 
 class _Template(NamedTuple):
@@ -31,12 +31,20 @@ def _templates() -> dict[tuple[str, bool], _Template]:
     return {(rule, shape.failed): _template(shape) for rule, of_rule in shapes().items() for shape in of_rule}
 
 
-def _format(node: Node) -> str:
-    if not node.rule in shapes():
-        return write_token(node)  # type: ignore[arg-type]
+def _format(node: Record | Event) -> str:
+    if node.rule not in shapes():
+        return write_token(node)
     failed = isinstance(node, Fallible) and node.error is not None
     text, names, writes = _templates()[node.rule, failed]
     return text % tuple(map(call, writes, (getattr(node, name) for name in names)))
+
+
+def spell_fields(record: Record) -> dict[str, str]:
+    """The printed text of every field that the record's line shows; empty for an ``out`` line."""
+    template = _templates().get((record.rule, isinstance(record, Fallible) and record.error is not None))
+    if template is None:
+        return {}
+    return {name: write(getattr(record, name)) for name, write in zip(template.names, template.writes, strict=True)}
 
 
 def format_record(record: Record) -> str:

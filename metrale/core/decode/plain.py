@@ -9,7 +9,6 @@ from ..state import State
 from .commit import commit_rows
 from .launch import fail_step, launch_decode
 
-
 slot_of = attrgetter("seq.slot")
 """Sort key of a batch."""
 

@@ -68,8 +68,7 @@ class Life:
     ended_by_drop: bool = False
     hypothesis: tuple[int, ...] | None = None
     prefilled: bool = False
-    longest_known_prefix: int = 0
-    window_end: bool = False
+    run_at_end: bool = False
 
     def flush(self) -> None:
         """The row went on: everything its last speculative step emitted counts."""
@@ -197,7 +196,10 @@ class Ghost:
         self.rows: list[Seq] = []
         self.rows_line = 0
         self.row_count = 0
+        self.rows_single = False
         self.born_at = 0
+        self.stash: list[Seq] = []
+        self.stash_line = 0
         self.chunked: bool | None = None
         self.failed_decode = 0
         self.flight: list[Seq] = []

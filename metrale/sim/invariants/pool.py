@@ -69,7 +69,7 @@ class Pool:
         if low < seq.low:
             self.used_low, self.used_high = max(0, self.used_low), max(0, self.used_high)
         seq.low, seq.high = low, high
-        seq.limit = min(low * self.low, high * self.high) if seq.peak else 0
+        seq.limit = low * self.low if seq.peak and self.low == self.high else 0
 
     # -- what printed numbers say about the block size
 
@@ -126,4 +126,4 @@ class Pool:
             self.used_low += now_low - seq.low
             self.used_high += now_high - seq.high
             seq.low, seq.high = now_low, now_high
-            seq.limit = min(now_low * low, now_high * high) if seq.peak else 0
+            seq.limit = now_low * low if seq.peak and low == high else 0

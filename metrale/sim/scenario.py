@@ -30,6 +30,7 @@ Tick = whole(1)
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 Name = Annotated[str, Field(strict=True, min_length=1, pattern=r"^[^\x00-\x1f\x7f\u2028\u2029]+$")]
+AdapterName = Annotated[str, Field(strict=True, min_length=1, pattern=r"^[^\x00-\x1f\x7f\u2028\u2029(),]+$")]
 
 
 class Table(BaseModel):
@@ -96,7 +97,7 @@ class SchedulerTable(Table):
     boundary_tokens: list[TokenId] = []
     think_start_token: TokenId | None = None
     think_end_token: TokenId | None = None
-    lora_rotation: Name | None = None
+    lora_rotation: AdapterName | None = None
     deadline_scope: Literal["active", "all"] = "active"
     router: Literal["sync", "async"] = "sync"
     close_inbox_at_tick: Tick | None = None
@@ -282,7 +283,8 @@ def _remedy(problem: Any, place: list[str | int], cause: object) -> str:
     if kind == "too_short":
         wanted = "a list of 1 or more"
     if kind == "string_pattern_mismatch":
-        wanted = "text without control characters"
+        plain = "text without control characters"
+        wanted = f"{plain}, parentheses and commas" if place[-1] == "lora_rotation" else plain
     if wanted is None:
         return str(problem["msg"]).lower()
     return f"must be {wanted}, not {_shown(problem['input'])}"

@@ -139,9 +139,7 @@ CODECS: dict[str, Codec] = {
     "INTS": Codec(_read_ints, _write_ints, "a list `[1, 2]`", "[<n>, ..]"),
     "LISTS": Codec(_read_lists, _write_lists, "a list of lists `[[1, 2], [3]]`", "[[<n>, ..], ..]"),
     "DRAFTS": Codec(_read_drafts, _write_drafts, "a list of lists or `declined`", "[[<n>, ..], ..]"),
-    "PAIRS": Codec(
-        _read_pairs, lambda pairs: str(list(pairs)), "a list of pairs `[(0, 0), (4, 2)]`", "[(<n>, <n>), ..]"
-    ),
+    "PAIRS": Codec(_read_pairs, _write_pairs, "a list of pairs `[(0, 0), (4, 2)]`", "[(<n>, <n>), ..]"),
     "MASKS": Codec(_read_lists, _write_lists, "a list of id pairs `[[1, 2], [3, 4]]`", "[[<id>, <id>], ..]"),
     "SEQ": Codec(_read_seq, str, _SEQ_TEXT, "<seq>"),
     "SEQS": Codec(_read_seqs, _write_quoted, "a list of quoted sequences", '["<seq>", ..]'),

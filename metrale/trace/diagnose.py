@@ -104,14 +104,16 @@ def _row(*parts: _Reader) -> _Reader:
     return read
 
 
-def _list(item: _Reader) -> _Reader:
+def _list(name: str, item: _Reader) -> _Reader:
+    """For a list that Lark refused, so it breaks off somewhere."""
+
     def read(line: str, at: int) -> tuple[bool, int]:
-        done, at = _literal("[")(line, at)
-        while done and line[at : at + 1] != "]":
-            done, at = item(line, at)
-            if done and line[at : at + 1] != "]":
-                done, at = _literal(", ")(line, at)
-        return done, at + done
+        match = re.compile(patterns()[name].removesuffix(r"\]")).match(line, at)  # the items that are whole
+        if match is None:
+            return False, at
+        end = match.end()
+        done, end = _literal(", " if end > at + 1 else "")(line, end)
+        return False, item(line, end)[1] if done else end
 
     return read
 
@@ -120,14 +122,14 @@ _NAT, _QUOTE = _terminal("NAT"), _literal('"')
 _SEQ = _row(_literal("s"), _NAT, _literal("@"), _NAT, _literal(":len="), _NAT)
 _SLICE = _row(_SEQ, _literal(" start="), _NAT, _literal(" len="), _NAT, _literal(" last="), _terminal("BOOL"))
 _PARTS: dict[str, _Reader] = {
-    "INTS": _list(_NAT),
-    "LISTS": _list(_list(_NAT)),
-    "PAIRS": _list(_row(_literal("("), _NAT, _literal(", "), _NAT, _literal(")"))),
-    "MASKS": _list(_row(_literal("["), _NAT, _literal(", "), _NAT, _literal("]"))),
+    "INTS": _list("INTS", _NAT),
+    "LISTS": _list("LISTS", _list("INTS", _NAT)),
+    "PAIRS": _list("PAIRS", _row(_literal("("), _NAT, _literal(", "), _NAT, _literal(")"))),
+    "MASKS": _list("MASKS", _row(_literal("["), _NAT, _literal(", "), _NAT, _literal("]"))),
     "SEQ": _SEQ,
-    "SEQS": _list(_row(_QUOTE, _SEQ, _QUOTE)),
+    "SEQS": _list("SEQS", _row(_QUOTE, _SEQ, _QUOTE)),
     "SLICE": _SLICE,
-    "SLICES": _list(_row(_QUOTE, _SLICE, _QUOTE)),
+    "SLICES": _list("SLICES", _row(_QUOTE, _SLICE, _QUOTE)),
 }
 
 

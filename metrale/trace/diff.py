@@ -221,14 +221,15 @@ def _compare(a: str, b: str) -> tuple[tuple[FieldDifference, ...], str]:
 
 
 def _field_differences(a: Record, b: Record) -> Iterator[FieldDifference]:
+    """The fields in which two records of one kind differ; a whole field is spelled as the line prints it."""
+    spelled_a, spelled_b = spell_fields(a), spell_fields(b)
     for field in fields(a):  # type: ignore[arg-type]
-        for found in _differences(getattr(a, field.name), getattr(b, field.name), field.name):
-            if found.path == field.name:
-                yield FieldDifference(
-                    field.name, *(_clip(spell_fields(record).get(field.name, "nothing")) for record in (a, b))
-                )
-            else:
-                yield found
+        name = field.name
+        for found in _differences(getattr(a, name), getattr(b, name), name):
+            if spelled_a and found.path == name:
+                texts = (spelled_a.get(name, "nothing"), spelled_b.get(name, "nothing"))
+                found = FieldDifference(name, *map(_clip, texts))
+            yield found
 
 
 _NOTHING = object()

@@ -44,7 +44,7 @@ class LintReport:
         return f"{self.file}: {self.lines} lines, {self.malformed} malformed, {count}{tail}"
 
     def __str__(self) -> str:
-        return "\n".join([*(f"{self.file}:{found}" for found in self.problems), self.summary])
+        return "\n".join([*(found.in_file(self.file) for found in self.problems), self.summary])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -53,6 +53,10 @@ class Problem:
         hint = f" ({self.hint})" if self.hint else ""
         return f"{place}{' ' if place else ''}{self.severity}: {self.message}{hint}"
 
+    def in_file(self, name: str) -> str:
+        """``<file>:<line>:<column>: <severity>: <message>``, as editors read it."""
+        return f"{name}:{self}" if self.line is not None else f"{name}: {self}"
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)

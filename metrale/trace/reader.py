@@ -51,7 +51,7 @@ class TraceError(ValueError):
     """A file that is no usable trace; ``problems`` says why."""
 
     def __init__(self, name: str, problems: list[Problem]) -> None:
-        super().__init__("\n".join(f"{name}: {found}" for found in problems))
+        super().__init__("\n".join(found.in_file(name) for found in problems))
         self.problems = problems
 
 

@@ -1,0 +1,48 @@
+"""One of the two traces: its lines as text, their numbers in the file, their records on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..diff import _lines, _mark_differences
+from ..fast import fast_reader
+from ..records import Record
+
+
+class Reading(dict[str, Record | None]):
+    """Records by text, read once; None for a line that is not of the language."""
+
+    def __missing__(self, text: str) -> Record | None:
+        read = fast_reader().read
+        record = self[text] = read(text) or read(f"{text} ")
+        return record
+
+
+@dataclass(slots=True)
+class Side:
+    """A trace without what only its bytes show: no blanks at line ends, no empty lines, LF."""
+
+    name: str
+    texts: list[str]
+    numbers: list[int]
+    marks: dict[str, int] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
+
+    def record(self, index: int) -> Record | None:
+        """The record of one line."""
+        return self.reading[self.texts[index]]
+
+    def number(self, index: int) -> int | None:
+        """The 1-based line number in the file; None behind the end."""
+        return self.numbers[index] if index < len(self.numbers) else None
+
+
+def load_side(name: str, data: bytes, reading: Reading) -> Side:
+    """Cut a file into lines; any bytes will do."""
+    lines = _lines(data)
+    return Side(name, lines.texts, lines.numbers, lines.marks, reading)
+
+
+def byte_marks(a: Side, b: Side) -> tuple[str, ...]:
+    """How the bytes of two traces differ beyond their lines."""
+    return tuple(_mark_differences((a.name, b.name), a.marks, b.marks))

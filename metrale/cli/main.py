@@ -1,0 +1,121 @@
+"""The ``metrale`` program: finds the chosen command, imports only that one, and turns every failure into one line."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from metrale import __version__
+from metrale.cli.errors import BAD_INPUT, BadInput
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+#: name: (module, attribute, one-line help). A module is imported only when its command is chosen.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "run": ("metrale.cli.run", "run", "Run one scenario and write its trace."),
+    "check": ("metrale.cli.check", "check", "Run scenarios and compare their traces with the goldens beside them."),
+    "accept": ("metrale.cli.accept", "accept", "Make pending traces the new goldens."),
+    "lint": ("metrale.cli.lint", "lint", "Read logs against the trace grammar and the invariants."),
+    "diff": ("metrale.cli.diff", "diff", "Show where two traces part."),
+}
+
+
+class LazyGroup(click.Group):
+    """A command group that knows its commands by the table and imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"no such command {name!r}{_suggestion(name)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+            return value
+        except BrokenPipeError:
+            _let_go_of_stdout()
+            ctx.exit(PIPE_CLOSED)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _DISK_FULL:
+                raise
+            _let_go_of_stdout()
+            raise BadInput(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _suggestion(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; one of {', '.join(COMMANDS)}"
+
+
+def _let_go_of_stdout() -> None:
+    """The reader went away: give the interpreter's last flush a place where it cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(cls=LazyGroup, name="metrale", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="metrale", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Deterministic simulation and trace verification for LLM inference schedulers.
+
+    \b
+    metrale run golden/plain_decode.toml     the trace of one scenario
+    metrale check                            every scenario of golden/ against its trace
+    """
+
+
+def run_cli(args: Sequence[str] | None = None) -> int:
+    """Run the program on ``args`` (default: the command line) and return its exit status; prints, never raises."""
+    try:
+        status = cli.main(args=args, prog_name="metrale", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception as fault:
+        if os.environ.get("METRALE_DEBUG") == "1":
+            raise
+        text = " ".join(str(fault).split()) or "no message"
+        click.echo(
+            f"Error: metrale failed, which is a fault of the program: {type(fault).__name__}: {text} "
+            "(METRALE_DEBUG=1 shows where)",
+            err=True,
+        )
+        return BAD_INPUT
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run_cli())

@@ -1,0 +1,89 @@
+"""``metrale run``: one scenario, its trace on standard output."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from metrale.cli.errors import DIFFERENT, BadInput
+from metrale.cli.files import in_ci, write_whole
+from metrale.core.io import Device
+from metrale.sim.harness import HarnessError
+from metrale.sim.runner import MAX_TICKS, RunError, RunResult, run_scenario
+from metrale.sim.scenario import Scenario, ScenarioError, load_scenario
+
+#: Devices other than the mock: "module:function" of a factory Scenario -> Device, or None while there is none.
+DEVICES: dict[str, str | None] = {"torch": None, "cuda": None}
+
+
+@click.command(epilog="Example: metrale run golden/plain_decode.toml | less")
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the trace to this file, whole or not at all."
+)
+@click.option("--device", type=click.Choice(["mock", *DEVICES]), default="mock", help="What stands behind the core.")
+@click.option("--router", type=click.Choice(["sync", "async"]), help="Overrides the router that the scenario names.")
+@click.option("--max-ticks", type=click.IntRange(min=1), default=MAX_TICKS, show_default=True, help="End a longer run.")
+def run(scenario: Path, output: Path | None, device: str, router: str | None, max_ticks: int) -> int:
+    """Run SCENARIO and write its trace: every call of the scheduler, then what each client got.
+
+    The trace is the same bytes in every process and on every machine. The summary goes to standard error.
+    """
+    if output is not None:
+        _spare_the_golden(scenario, output)
+    try:
+        loaded = load_scenario(scenario)
+        result = run_scenario(loaded, router=router, max_ticks=max_ticks, device=open_device(device, loaded))
+    except ScenarioError as error:
+        raise BadInput(str(error)) from error
+    except RunError as error:
+        return _not_ended(scenario, error)
+    _write(result, output)
+    where = "" if output is None else f", written to {output}"
+    click.echo(
+        f"{result.name}: {len(result.lines)} lines, {result.ticks} ticks, {len(loaded.request)} requests{where}",
+        err=True,
+    )
+    return 0
+
+
+def open_device(name: str, scenario: Scenario) -> Device | None:
+    """The device called ``name``; None is the mock, which the runner makes itself. Raises BadInput."""
+    if name == "mock":
+        return None
+    factory = DEVICES[name]
+    if factory is None:
+        raise BadInput(f"--device {name}: not available in this version; `--device mock` runs every scenario")
+    module, function = factory.split(":")
+    try:
+        device: Device = getattr(importlib.import_module(module), function)(scenario)
+    except ImportError as error:
+        text = f"--device {name}: not available ({error}); `pip install 'metrale[engine]'` installs what it needs"
+        raise BadInput(text) from error
+    return device
+
+
+def _spare_the_golden(scenario: Path, output: Path) -> None:
+    if in_ci() and scenario.suffix == ".toml" and output.resolve() == scenario.with_suffix(".trace").resolve():
+        raise BadInput(f"{output}: is the golden of {scenario}, and in CI (CI is set) nothing writes a golden")
+
+
+def _write(result: RunResult, output: Path | None) -> None:
+    data = result.text.encode()
+    if output is not None:
+        write_whole(output, data)
+        return
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _not_ended(scenario: Path, error: RunError) -> int:
+    """A scheduler that hangs is a violation; a scenario that asks for too many ticks is bad input."""
+    if not isinstance(error.__cause__, HarnessError):
+        raise BadInput(f"{scenario}: {error}") from error
+    click.echo(f"{scenario}: {error}", err=True)
+    click.echo(f"next: metrale run --max-ticks N {scenario}, with N the last tick to look at", err=True)
+    return DIFFERENT

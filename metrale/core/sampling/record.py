@@ -20,7 +20,8 @@ class LogprobRecord:
 def logprob_record(logits: NDArray[np.float32], token: int, count: int) -> LogprobRecord:
     """The record of ``token`` over ``logits`` as they are after masks, penalties and bias.
 
-    ``top`` has min(count, vocabulary) entries; masked ids may appear with minus infinity. Ties go to the lower id.
+    ``top`` has min(count, vocabulary) entries; masked ids may appear with minus infinity, which is also the
+    log-probability of a ``token`` outside the vocabulary. Ties go to the lower id.
     """
     wide = logits.astype(np.float64)
     peak = wide.max()
@@ -29,4 +30,5 @@ def logprob_record(logits: NDArray[np.float32], token: int, count: int) -> Logpr
     else:
         logs = wide - peak - np.log(np.exp(wide - peak).sum())
     order = np.argsort(-wide, kind="stable")[: min(count, len(wide))]
-    return LogprobRecord(token, float(logs[token]), tuple((int(i), float(logs[i])) for i in order))
+    own = float(logs[token]) if 0 <= token < len(logs) else -np.inf
+    return LogprobRecord(token, own, tuple((int(i), float(logs[i])) for i in order))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import accumulate
 
 from ..config import MTP_MAX_SEQS
 from ..io import DeviceError
 from ..row import Row
 from ..state import State
 from .bootstrap import propose_from_stash
-from .verdict import Window, judge, window_logprobs, window_picks
+from .verdict import Window, judge, read_window
 
 VERIFY_ROW_BUDGET = 160
 CATCHUP_ROWS = 4
@@ -23,7 +24,8 @@ def batch_and_serial(rows: list[Row], width: int) -> tuple[list[Row], list[Row]]
     serial: list[Row] = []
     for row in rows:
         if not row.request.grammar and len(row.drafts) >= width:
-            truncate(row, width)
+            if len(row.drafts) > width:
+                truncate(row, width)
             batch.append(row)
         else:
             serial.append(row)
@@ -92,21 +94,20 @@ def verify_batched(s: State, batch: list[Row], ask: int) -> None:
     drafts = [row.drafts for row in batch]
     bases = [row.seq.seq_len for row in batch]
     inputs = [[row.last_token, *row.drafts] for row in batch]
+    counts = list(map(len, inputs))
+    offsets = [0, *accumulate(counts)]
     for row in batch:
         row.drop_drafts()
-    counts = [len(one) for one in inputs]
-    flat = [token for one in inputs for token in one]
-    offsets = [sum(counts[:index]) for index in range(len(counts))]
     try:
         s.device.sync_secondary()
+        flat = [token for one in inputs for token in one]
         answers = s.device.decode_verify_batched(flat, counts, [row.seq for row in batch], 0, True)
         windows = []
+        now = s.io.clock.now()
         for index, row in enumerate(batch):
-            own = answers[offsets[index] : offsets[index] + counts[index]]
-            picks = window_picks(s, row, own, offsets[index])
-            window = Window(bases[index], drafts[index], picks)
-            s.rung.record(len(batch), len(window.drafts), window.accepted, s.io.clock.now())
-            window.records = window_logprobs(s, row, picks, offsets[index])
+            at = offsets[index]
+            window = read_window(s, row, bases[index], drafts[index], answers[at : offsets[index + 1]], at)
+            s.rung.record(len(batch), window.rows - 1, window.accepted, now)
             windows.append(window)
         _stash(s, windows, offsets)
         s.device.gdn_fold_accepted([row.seq for row in batch], [window.accepted + 1 for window in windows], max(counts))
@@ -127,14 +128,17 @@ def verify_batched(s: State, batch: list[Row], ask: int) -> None:
 
 def _stash(s: State, windows: list[Window], offsets: list[int]) -> None:
     """Keep the drafter's input row of every window, and the rows of accepted drafts for its catch-up."""
+    rows: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    slot = 0
+    for offset, window in zip(offsets, windows, strict=False):
+        accepted = window.accepted
+        rows.append(offset + accepted)
+        for step in range(min(accepted, CATCHUP_ROWS)):
+            pairs.append((slot + step, offset + step))
+        slot += CATCHUP_ROWS
     with suppress(DeviceError):
-        rows = [offset + window.accepted for offset, window in zip(offsets, windows, strict=True)]
         s.device.stash_verify_hidden_rows(rows, 0)
-    pairs = [
-        (CATCHUP_ROWS * index + step, offsets[index] + step)
-        for index, window in enumerate(windows)
-        for step in range(min(window.accepted, CATCHUP_ROWS))
-    ]
     if pairs:
         with suppress(DeviceError):
             s.device.stash_verify_catchup_rows(pairs)
@@ -142,9 +146,9 @@ def _stash(s: State, windows: list[Window], offsets: list[int]) -> None:
 
 def _catch_up(s: State, batch: list[Row], windows: list[Window], survivors: list[int]) -> None:
     """Drafter rows for the accepted drafts of every survivor, if any has some."""
-    tokens = [windows[i].drafts[: min(windows[i].accepted, CATCHUP_ROWS)] for i in survivors]
+    tokens = [windows[index].kept[:CATCHUP_ROWS] for index in survivors]
     if not any(tokens):
         return
-    positions = [batch[i].seq.seq_len - len(own) for i, own in zip(survivors, tokens, strict=True)]
+    positions = [batch[index].seq.seq_len - len(own) for index, own in zip(survivors, tokens, strict=True)]
     with suppress(DeviceError):
-        s.device.run_mtp_catchup_batched(tokens, [CATCHUP_ROWS * i for i in survivors], positions)
+        s.device.run_mtp_catchup_batched(tokens, [CATCHUP_ROWS * index for index in survivors], positions)

@@ -152,6 +152,6 @@ def _propose_group(s: State, group: list[tuple[int, Row]], count: int) -> bool:
     if answer is None:
         return False
     for row, drafts, confidences in zip(rows, *answer, strict=True):
-        row.drafts = list(drafts)
-        row.draft_confidences = list(confidences)
+        row.drafts = drafts
+        row.draft_confidences = confidences
     return True

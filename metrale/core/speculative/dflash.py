@@ -10,7 +10,7 @@ from ..state import State
 from .bootstrap import bootstrap, propose_one_from_stash
 from .emit import emit, emit_run
 from .serial import verify_serial
-from .verdict import Window, commit_dflash_context, count_verified, propose, save_hidden, under_grammar
+from .verdict import Window, commit_dflash_context, count_verified, propose, save_hidden, trim, under_grammar
 
 
 def bootstrap_dflash(s: State, row: Row, asked: int, width: int) -> None:
@@ -75,13 +75,13 @@ def verify_dflash(s: State, row: Row, asked: int) -> None:
         row.finished = True
         return
     save_hidden(s, window.accepted)
-    with suppress(DeviceError):
-        s.device.trim_proposer_state(row.seq, window.accepted, 0)
+    trim(s, row, window.accepted)
     propose(s, row, asked)
 
 
 def verify_dflash_batched(s: State, batch: list[Row], asked: int) -> None:
-    """Several sequences with as many drafts each (S4 section 11.2). A finished one does not stop the batch."""
+    """Several sequences with as many drafts each (S4 section 11.2). A finished one does not stop the batch; a failed
+    forward leaves the drafts for the next tick, a short answer ends everybody."""
     rows = len(batch[0].drafts) + 1
     bases = [row.seq.seq_len for row in batch]
     inputs = [token for row in batch for token in (row.last_token, *row.drafts)]
@@ -93,6 +93,9 @@ def verify_dflash_batched(s: State, batch: list[Row], asked: int) -> None:
     try:
         answers = s.device.decode_verify_batched(inputs, [rows] * len(batch), [row.seq for row in batch], 0, True)
     except DeviceError:
+        return
+    if len(answers) < len(inputs):
+        _end_all(batch)
         return
     windows = []
     for index, row in enumerate(batch):
@@ -112,7 +115,7 @@ def _emit_window(s: State, row: Row, window: Window, scratch_row: int) -> None:
     count_verified(s, window)
     row.seq.rewind(len(window.drafts) - window.accepted)
     commit_dflash_context(s, row, window, scratch_row)
-    if emit_run(s, row, window.drafts[: window.accepted]):
+    if emit_run(s, row, window.kept):
         emit(s, row, window.extra)
         row.last_token = window.extra
 
@@ -129,8 +132,7 @@ def _commit_and_propose(s: State, batch: list[Row], windows: list[Window], asked
         s.device.stash_verify_hidden_rows(stash, 0)
     alive = [index for index, row in enumerate(batch) if not row.finished]
     for index in alive:
-        with suppress(DeviceError):
-            s.device.trim_proposer_state(batch[index].seq, windows[index].accepted, 0)
+        trim(s, batch[index], windows[index].accepted)
     if not _propose_together(s, batch, alive, asked):
         for index in alive:
             propose_one_from_stash(s, index, batch[index], asked)
@@ -160,7 +162,7 @@ def _propose_together(s: State, batch: list[Row], alive: list[int], asked: int) 
         if answer is None:
             return False
         for row, drafts in zip(rows, answer[0], strict=True):
-            row.drafts = list(drafts)
+            row.drafts = drafts
     return True
 
 

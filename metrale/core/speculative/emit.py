@@ -59,11 +59,33 @@ def emit(s: State, row: Row, token: int, record: LogprobRecord | None = None) ->
 
 def emit_run(s: State, row: Row, tokens: list[int], records: Records | None = None) -> bool:
     """Emit in order until the row finishes; whether it is still alive."""
+    if s.modes.plain_tokens and not (records or row.logprobs):
+        return _emit_plain_run(s, row, tokens)
     for index, token in enumerate(tokens):
         emit(s, row, token, records[index] if records else None)
         if row.finished:
             return False
     return True
+
+
+def _emit_plain_run(s: State, row: Row, tokens: list[int]) -> bool:
+    """:func:`emit_run` with every rule left out that needs think tokens, a watchdog or logprobs."""
+    eos, outputs, left = row.eos, row.outputs, row.remaining
+    flag, send, ceiling = row.request.cancel, row.request.sink.token, at_ceiling(s, row)
+    emitted = 0
+    for token in tokens:
+        if flag is not None and flag.raised:
+            row.finished = True
+            break
+        outputs.append(token)
+        emitted += 1
+        left -= 1
+        if token in eos or not send(token) or left <= 0 or ceiling:
+            row.finished = True
+            break
+    row.content_tokens += emitted
+    row.remaining = max(0, left)
+    return not row.finished
 
 
 def _enter_thinking(row: Row) -> None:

@@ -20,8 +20,7 @@ def mtp_step(s: State) -> None:
     width = asked if s.modes.dflash else s.rung.width(len(active), asked)
     to_verify = [row for row in active if row.drafts]
     to_boot = [row for row in active if not row.drafts]
-    for row in active:
-        width = min(width, s.device.mtp_slot_draft_capacity(row.seq.slot))
+    width = min(width, *[s.device.mtp_slot_draft_capacity(row.seq.slot) for row in active])
     if s.io.telemetry.enabled:
         s.io.telemetry.draft_width(width)
     if to_boot:

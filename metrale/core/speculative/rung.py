@@ -12,7 +12,6 @@ LADDER = ((4, 3), (8, 3), (16, 1), (32, 1))
 
 ADAPTIVE_WIDTHS = range(9, 17)
 BUCKET_RECORDS = 128
-BUCKETS = 33
 FLUSH_WITHIN_NS = 5 * 1_000_000_000
 PROBE_INTERVAL = 2048
 
@@ -70,16 +69,22 @@ class RungController:
         )
 
     def record(self, batch: int, drafts: int, accepted: int, now: int) -> None:
-        """One verified sequence: batch size of its call, drafts verified, drafts accepted; ``now`` in nanoseconds."""
-        width = min(batch, BUCKETS - 1)
-        bucket = self.buckets.setdefault(width, Bucket(since=now))
+        """One verified sequence: batch size of its call, drafts verified, drafts accepted; ``now`` in nanoseconds.
+
+        Only the adaptive widths ever count, so nothing is kept of the others.
+        """
+        if batch not in ADAPTIVE_WIDTHS:
+            return
+        bucket = self.buckets.get(batch)
+        if bucket is None:
+            bucket = self.buckets[batch] = Bucket(since=now)
         bucket.count += 1
         bucket.first_hits += accepted > 0
         bucket.accepted += accepted
         bucket.deepest = max(bucket.deepest, drafts)
         if bucket.count >= BUCKET_RECORDS:
-            del self.buckets[width]
-            if now - bucket.since <= FLUSH_WITHIN_NS and width in ADAPTIVE_WIDTHS:
+            del self.buckets[batch]
+            if now - bucket.since <= FLUSH_WITHIN_NS:
                 self._learn(bucket)
 
     def _learn(self, bucket: Bucket) -> None:

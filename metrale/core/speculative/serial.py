@@ -9,7 +9,7 @@ from ..io import Device, DeviceError
 from ..row import Row
 from ..sequence import Sequence
 from ..state import State
-from .verdict import Window, judge, propose, under_grammar, window_logprobs, window_picks
+from .verdict import judge, propose, read_window, under_grammar
 
 EP_VERIFY = 0xFFFFFFF0
 """Plus the row count: the command word of a K-row verify."""
@@ -42,11 +42,7 @@ def verify_serial(s: State, row: Row, drafts: list[int], ask: int) -> None:
     base = row.seq.seq_len
     try:
         answers = announced_verify(s, row, [row.last_token, *drafts], forward)
-        picks, records = answers, None
-        if not s.modes.dflash:
-            picks = window_picks(s, row, answers, 0)
-        records = window_logprobs(s, row, picks, 0)
-        window = Window(base, drafts, picks, records)
+        window = read_window(s, row, base, drafts, answers, 0, raw=s.modes.dflash)
         if rows == 4:
             s.rung.record(1, len(drafts), window.accepted, s.io.clock.now())
         s.device.ep_broadcast_cmd(window.accepted)

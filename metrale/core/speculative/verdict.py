@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from ..decode.readback import LOGIT_BYTES
 from ..io import DeviceError
@@ -14,29 +13,30 @@ from ..state import State
 from .emit import Records, emit_run
 
 
-@dataclass(slots=True)
 class Window:
     """One verified window: ``base`` is the length before it, ``drafts`` the inputs after the first, ``picks`` one
-    answer per row. ``accepted`` counts the leading drafts that equal their picks."""
+    answer per row. ``accepted`` counts the leading drafts that equal their picks, ``rows`` the verified rows: the
+    pending input and every draft."""
 
-    base: int
-    drafts: list[int]
-    picks: list[int]
-    records: Records | None = None
-    accepted: int = field(init=False)
+    __slots__ = ("accepted", "base", "drafts", "picks", "records", "rows")
 
-    def __post_init__(self) -> None:
-        self.accepted = leading_matches(self.drafts, self.picks)
-
-    @property
-    def rows(self) -> int:
-        """Verified rows: the pending input and every draft."""
-        return len(self.drafts) + 1
+    def __init__(self, base: int, drafts: list[int], picks: list[int], records: Records | None = None) -> None:
+        self.base = base
+        self.drafts = drafts
+        self.picks = picks
+        self.records = records
+        self.rows = len(drafts) + 1
+        self.accepted = leading_matches(drafts, picks)
 
     @property
     def full(self) -> bool:
         """Whether every draft was accepted."""
-        return self.accepted == len(self.drafts)
+        return self.accepted + 1 == self.rows
+
+    @property
+    def kept(self) -> list[int]:
+        """The accepted drafts."""
+        return self.drafts[: self.accepted]
 
     @property
     def extra(self) -> int:
@@ -45,16 +45,29 @@ class Window:
 
     @property
     def tokens(self) -> list[int]:
-        """What the client gets: accepted drafts, then the extra token."""
-        return [*self.drafts[: self.accepted], self.extra]
+        """What the client gets: accepted drafts, which equal their picks, then the extra token."""
+        return self.picks[: self.accepted + 1]
 
 
 def leading_matches(drafts: list[int], picks: list[int]) -> int:
     """How many drafts in a row are right."""
-    for index, draft in enumerate(drafts):
-        if draft != picks[index]:
-            return index
-    return len(drafts)
+    count = 0
+    for draft, pick in zip(drafts, picks, strict=False):
+        if draft != pick:
+            break
+        count += 1
+    return count
+
+
+def read_window(
+    s: State, row: Row, base: int, drafts: list[int], answers: list[int], first_row: int, raw: bool = False
+) -> Window:
+    """The window behind a verify's ``answers``: picks, then logprob records (S4 section 5). ``raw``: the picks are the
+    answers, whatever the request says. Raises DeviceError."""
+    if row.device_pick and not row.think.inside and row.request.sampling.neutral:
+        return Window(base, drafts, answers)
+    picks = answers if raw else window_picks(s, row, answers, first_row)
+    return Window(base, drafts, picks, _window_logprobs(s, row, picks, first_row))
 
 
 def window_picks(s: State, row: Row, answers: list[int], first_row: int) -> list[int]:
@@ -66,9 +79,8 @@ def window_picks(s: State, row: Row, answers: list[int], first_row: int) -> list
     return pick_window(_copy(s, first_row, len(answers)), len(answers), row, s.config)
 
 
-def window_logprobs(s: State, row: Row, picks: list[int], first_row: int) -> Records | None:
-    """One record per row if the request asks for logprobs; the rows are copied once more (S4 section 5.2). Raises
-    DeviceError."""
+def _window_logprobs(s: State, row: Row, picks: list[int], first_row: int) -> Records | None:
+    """One record per row if the request asks for logprobs; the rows are copied once more (S4 section 5.2)."""
     wanted = row.request.top_logprobs
     if wanted is None:
         return None
@@ -88,8 +100,10 @@ def count_verified(s: State, window: Window) -> None:
 def commit_dflash_context(s: State, row: Row, window: Window, first_row: int = 0) -> None:
     """Hand the kept rows to the DFlash drafter's context; a failure is only a matter for a log."""
     if s.modes.dflash and s.config.dflash_unified_ctx:
-        with suppress(DeviceError):
+        try:
             s.device.commit_ctx(row.seq, window.accepted + 1, window.base, first_row)
+        except DeviceError:
+            return
 
 
 def judge(s: State, row: Row, window: Window, serial: bool) -> bool:
@@ -98,30 +112,30 @@ def judge(s: State, row: Row, window: Window, serial: bool) -> bool:
     Full accept: emit, commit, (save), trim. Anything less: rewind, trim, commit, emit, (save). ``serial``: the window
     had a forward of its own, so the drafter's input row is saved here, and an accepted pair feeds the eagle head.
     """
-    seq, accepted = row.seq, window.accepted
+    seq, accepted, rows, tokens = row.seq, window.accepted, window.rows, window.tokens
     count_verified(s, window)
-    if window.full:
+    if accepted + 1 == rows:
         if serial:
             commit_dflash_context(s, row, window)
-        if not emit_run(s, row, window.tokens, window.records):
+        if not emit_run(s, row, tokens, window.records):
             return False
-        row.last_token = window.extra
-        s.device.commit_accepted_prefix(seq, window.rows, window.rows)
-        if serial and window.rows == 2:
+        row.last_token = tokens[-1]
+        s.device.commit_accepted_prefix(seq, rows, rows)
+        if serial and rows == 2:
             with suppress(DeviceError):
                 s.device.dflash_eagle_accept_append(seq)
         if serial and not save_hidden(s, accepted):
             return False
-        _trim(s, row, accepted)
+        trim(s, row, accepted)
         return True
-    seq.rewind(len(window.drafts) - accepted)
+    seq.rewind(rows - 1 - accepted)
     if serial:
         commit_dflash_context(s, row, window)
-    _trim(s, row, accepted)
-    s.device.commit_accepted_prefix(seq, accepted + 1, window.rows)
-    if not emit_run(s, row, window.tokens, window.records):
+    trim(s, row, accepted)
+    s.device.commit_accepted_prefix(seq, accepted + 1, rows)
+    if not emit_run(s, row, tokens, window.records):
         return False
-    row.last_token = window.extra
+    row.last_token = tokens[-1]
     return not serial or save_hidden(s, accepted)
 
 
@@ -134,9 +148,12 @@ def save_hidden(s: State, row: int) -> bool:
     return True
 
 
-def _trim(s: State, row: Row, accepted: int) -> None:
-    with suppress(DeviceError):
+def trim(s: State, row: Row, accepted: int) -> None:
+    """Drop from the drafter what was not accepted; a failure is only a matter for a log."""
+    try:
         s.device.trim_proposer_state(row.seq, accepted, 0)
+    except DeviceError:
+        return
 
 
 def propose(s: State, row: Row, count: int) -> None:

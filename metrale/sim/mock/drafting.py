@@ -25,6 +25,9 @@ class DraftingMixin:
     def _cancel_hook(self, seq: Sequence) -> None:
         raise NotImplementedError
 
+    def _grow(self, seq: Sequence) -> None:
+        raise NotImplementedError
+
     # -- recurrent state: none here
 
     def checkpoint_ssm_states(self, seq: Sequence) -> None:
@@ -60,13 +63,16 @@ class DraftingMixin:
         """Feed the rows; each answers like a decode of its position until an input is not the script's. The first
         input is taken as right."""
         script: Script = seq.state
-        answers: list[int] = []
-        right = True
-        for index, token in enumerate(tokens):
-            if index and token != script.at(seq.seq_len - script.prompt_len):
-                right = False
-            self._push(seq, token)
-            answers.append(self._answer(seq) if right else REJECTED)
+        count = len(tokens)
+        answers = script.window(seq.seq_len + 1 - script.prompt_len, count)
+        seq.tokens += tokens
+        seq.seq_len += count
+        if seq.seq_len // self.config.facts.block_size >= seq.num_blocks:
+            self._grow(seq)
+        for row in range(1, count):
+            if tokens[row] != answers[row - 1]:
+                answers[row:] = [REJECTED] * (count - row)
+                break
         return answers
 
     def _verify(self, call: str, tokens: list[int], seq: Sequence) -> list[int]:
@@ -152,17 +158,14 @@ class DraftingMixin:
     ) -> list[int]:
         """Script tokens from position ``pos + 1`` on, spoilt on schedule."""
         script: Script = seq.state
-        vocab = self.config.facts.vocab_size
-        return [script.draft(pos + step, vocab) for step in range(1, count + 1)]
+        return script.drafts(pos + 1, count, self.config.facts.vocab_size)
 
     def run_mtp_propose_batched(
         self, tokens: list[int], positions: list[int], stash: list[int], count: int, seqs: list[Sequence], stream: int
     ) -> tuple[list[list[int]], list[list[float]]] | None:
         """The same for several; all confidences are 0."""
-        drafts = [
-            self.run_mtp_propose_multi(token, pos, count, seq, stream, False)
-            for token, pos, seq in zip(tokens, positions, seqs, strict=True)
-        ]
+        vocab = self.config.facts.vocab_size
+        drafts = [seq.state.drafts(pos + 1, count, vocab) for pos, seq in zip(positions, seqs, strict=True)]
         return drafts, [[0.0] * len(one) for one in drafts]
 
     def trim_proposer_state(self, seq: Sequence, accepted: int, stream: int) -> None:

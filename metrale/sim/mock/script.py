@@ -26,6 +26,13 @@ class Script:
         tokens = self.tokens
         return tokens[min(max(index, 0), len(tokens) - 1)]
 
+    def window(self, first: int, count: int) -> list[int]:
+        """The script tokens of ``count`` indices from ``first`` on."""
+        tokens = self.tokens
+        if first >= 0 and first + count <= len(tokens):
+            return tokens[first : first + count]
+        return [self.at(index) for index in range(first, first + count)]
+
     def after(self, position: int) -> int:
         """The pick of a forward whose last input sits at ``position``."""
         return self.at(position + 1 - self.prompt_len)
@@ -37,6 +44,12 @@ class Script:
         if self.wrong_every > 0 and index % self.wrong_every == 0:
             return 1 + token % (vocab - 1)
         return token
+
+    def drafts(self, position: int, count: int, vocab: int) -> list[int]:
+        """The drafts for ``count`` positions from ``position`` on."""
+        if self.wrong_every == 0:
+            return self.window(position - self.prompt_len, count)
+        return [self.draft(position + step, vocab) for step in range(count)]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .clients import answer, answer_error, completion_of
 from .config import PREEMPT_IMMUNITY
-from .io import DeviceError, EffectFailed
+from .io import DeviceError, EffectFailed, reason
 from .request import Completion, Request
 from .retire import expired, free_directly, send_error
 from .row import Prefill, Requeued, Row, Spilled
@@ -122,14 +122,14 @@ def spill_out(s: State, row: Row) -> str | None:
     try:
         file_id, writer = store.create()
     except OSError as error:
-        return str(error)
+        return reason(error)
     try:
         s.router.save_sequence_state(row.seq, writer)
         writer.close()
         store.record_usage(file_id)
     except (EffectFailed, OSError) as error:
         discard(s, file_id)
-        return error.text if isinstance(error, EffectFailed) else str(error)
+        return reason(error)
     finally:
         writer.close()
     seq = row.seq
@@ -231,13 +231,13 @@ def _restore(s: State, image: Spilled) -> bool:
     except (DeviceError, OSError) as error:
         s.device.free_sequence(seq)
         discard(s, image.file_id)
-        answer_error(s, row.request, f"swap-in failed: {error}")
+        answer_error(s, row.request, f"swap-in failed: {reason(error)}")
         return False
     try:
         store.remove(image.file_id)
     except OSError as error:
         s.device.free_sequence(seq)
-        answer_error(s, row.request, f"swap-in failed: {error}")
+        answer_error(s, row.request, f"swap-in failed: {reason(error)}")
         return False
     seq.tokens, seq.seq_len = image.tokens, image.seq_len
     _bind(s, seq, row)

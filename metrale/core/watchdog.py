@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import ne
+
 from .config import WATCHDOG
 from .io import EffectFailed
 from .row import Row
@@ -16,6 +18,8 @@ def exact_loop(outputs: list[int], periods: tuple[int, int], repeats: int, min_t
     for period in range(periods[0], periods[1] + 1):
         if repeats * period > count:
             return False
+        if outputs[-1] != outputs[-1 - period]:
+            continue
         tail = outputs[count - repeats * period :]
         if tail[period:] == tail[:-period]:
             return True
@@ -48,18 +52,41 @@ def fuzzy_repetition(outputs: list[int]) -> int | None:
     if count < WATCHDOG.fuzzy_min_tokens:
         return None
     shortest, longest = WATCHDOG.fuzzy_periods
+    longest = min(longest, count // 3)
+    likely = _likely_periods(outputs, shortest, longest)
+    if likely is None:
+        return None
     for period in range(longest, shortest - 1, -1):
-        if count < 3 * period:
+        if not likely[period]:
             continue
-        tolerance = max(period // WATCHDOG.fuzzy_divisor, 1)
+        tolerance = _tolerance(period)
         a, b, c = (outputs[count - k * period : count - (k - 1) * period or None] for k in (3, 2, 1))
-        if _mismatches(a, b) <= tolerance and _mismatches(b, c) <= tolerance:
+        if sum(map(ne, b, c)) <= tolerance and sum(map(ne, a, b)) <= tolerance:
             return period
     return None
 
 
-def _mismatches(left: list[int], right: list[int]) -> int:
-    return sum(x != y for x, y in zip(left, right, strict=True))
+def _tolerance(period: int) -> int:
+    return max(period // WATCHDOG.fuzzy_divisor, 1)
+
+
+def _likely_periods(outputs: list[int], shortest: int, longest: int) -> list[bool] | None:
+    """Flags by period, None when no period is possible: with at most ``tolerance`` mismatches in the last window, one
+    of the last tolerance + 1 ids equals the id one period before it."""
+    count = len(outputs)
+    probes = _tolerance(longest) + 1
+    if set(outputs[-probes:]).isdisjoint(outputs[count - probes - longest : count - shortest]):
+        return None
+    likely: list[bool] | None = None
+    for back in range(1, probes + 1):
+        token = outputs[-back]
+        earlier = outputs[count - back - longest : count - back - shortest + 1]
+        if token in earlier:
+            likely = likely or [False] * (longest + 1)
+            for index, other in enumerate(earlier):
+                if other == token:
+                    likely[longest - index] = True
+    return likely
 
 
 def roll_back(s: State, row: Row, min_drop: int) -> bool:

@@ -86,7 +86,11 @@ class RecordingDevice:
 
     def save_sequence_state(self, seq: Sequence, writer: BinaryIO) -> None:
         line = f"save_sequence_state({sid(seq)}, blocks={seq.num_blocks})"
-        self._run(line, self.inner.save_sequence_state, seq, writer)
+        try:
+            self._run(line, self.inner.save_sequence_state, seq, writer)
+        except OSError as error:
+            self.write(f"{line} -> ERR {error.strerror or error}")
+            raise
 
     def restore_sequence_state(self, seq: Sequence, num_blocks: int, reader: BinaryIO) -> None:
         line = f"restore_sequence_state({sid(seq)}, blocks={num_blocks})"

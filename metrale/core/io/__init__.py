@@ -16,6 +16,7 @@ from .errors import (
     SlotsExhausted,
     StepError,
     Unsupported,
+    reason,
 )
 from .ports import Batch, Clock, Inbox, Rotation, RotationAck, SpillStore, Telemetry, Wait
 from .router import Ctx, Decode, DecodeFed, HostLogits, Plan, Readback, Router, Ticket
@@ -24,7 +25,7 @@ __all__ = [
     "Batch", "Clock", "Ctx", "Decode", "DecodeFed", "Device", "DeviceError", "DeviceFacts", "DeviceFault",
     "DeviceLost", "EffectFailed", "ForwardFailed", "HostLogits", "Inbox", "KvExhausted", "Plan", "Readback",
     "ReadbackFailed", "Rotation", "RotationAck", "Router", "SchedIo", "SlotsExhausted", "SpillStore", "StepError",
-    "Telemetry", "Ticket", "Unsupported", "Wait",
+    "Telemetry", "Ticket", "Unsupported", "Wait", "reason",
 ]  # fmt: skip
 
 

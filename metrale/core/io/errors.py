@@ -64,3 +64,8 @@ class ReadbackFailed(StepError):
 
 class EffectFailed(StepError):
     """An effect between steps failed, or a ticket was not the router's."""
+
+
+def reason(error: Exception) -> str:
+    """What a client may read: of an OSError its words alone, never a path of this machine or an error number."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -17,6 +17,7 @@ from ..io import (
     Readback,
     ReadbackFailed,
     Ticket,
+    reason,
 )
 from ..sequence import U32, Sequence
 
@@ -87,7 +88,7 @@ class SyncRouter:
         except DeviceError as error:
             raise EffectFailed(error.text, error) from error
         except OSError as error:
-            raise EffectFailed(str(error)) from error
+            raise EffectFailed(reason(error)) from error
 
     def read_logits(self, rows: int) -> HostLogits:
         """The block of the latest forward."""

@@ -16,8 +16,10 @@ from metrale.cli.goldens import SUITE, Pair, accept_pending, find_pairs, record
 @click.option(
     "--all", "everything", is_flag=True, help="Accept every pending trace below golden/ or the given folders."
 )
+@click.option("--cause", metavar="CAUSE", help="Accept the pending traces of one cause (`metrale pending` lists them).")
+@click.option("--why", metavar="TEXT", help="The reason, noted in CHANGES.md beside the goldens; needs --cause.")
 @click.option("--json", "as_json", is_flag=True, help="Write what was accepted as JSON.")
-def accept(names: tuple[Path, ...], everything: bool, as_json: bool) -> int:
+def accept(names: tuple[Path, ...], everything: bool, cause: str | None, why: str | None, as_json: bool) -> int:
     """Make the pending traces that `metrale check` left the new goldens.
 
     NAME is a scenario of golden/; PATH is a file of a pair or a folder. A scenario named here that has no golden yet
@@ -27,6 +29,8 @@ def accept(names: tuple[Path, ...], everything: bool, as_json: bool) -> int:
         raise BadInput(
             "accept: CI is set, and in CI nothing writes a golden; accept on your machine and commit the file"
         )
+    if cause is not None or why is not None:
+        return _accept_cause(names, cause, why, as_json)
     if not names and not everything:
         raise click.UsageError("name what to accept, or --all for every pending trace; `metrale check` lists them")
     accepted, recorded = _choose(list(names) or [SUITE], everything)
@@ -40,6 +44,23 @@ def accept(names: tuple[Path, ...], everything: bool, as_json: bool) -> int:
         for pair in (*accepted, *recorded):
             click.echo(str(pair.golden))
     click.echo(_summary(accepted, recorded), err=True)
+    return 0
+
+
+def _accept_cause(names: tuple[Path, ...], cause: str | None, why: str | None, as_json: bool) -> int:
+    from metrale.cli.reviewing import accept_group, find_group
+
+    if cause is None or why is None:
+        raise click.UsageError("--cause CAUSE and --why TEXT go together")
+    group = find_group(list(names) or [SUITE], cause)
+    accept_group(group, why)
+    pairs = [member.pair for member in group.members]
+    if as_json:
+        print_json({"accepted": [str(pair.golden) for pair in pairs], "recorded": []})
+    else:
+        for pair in pairs:
+            click.echo(str(pair.golden))
+    click.echo(_summary(pairs, []), err=True)
     return 0
 
 

@@ -24,8 +24,9 @@ PIPE_WIDTH = 120
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write the outcomes as JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write the outcomes as JUnit XML.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Also write them as one HTML page.")
 @click.option("-v", "--verbose", is_flag=True, help="List the scenarios that passed as well.")
-def check(paths: tuple[Path, ...], as_json: bool, junit: Path | None, verbose: bool) -> int:
+def check(paths: tuple[Path, ...], as_json: bool, junit: Path | None, report: Path | None, verbose: bool) -> int:
     """Run scenarios and compare each trace, byte for byte, with the golden beside it.
 
     PATH is a scenario, a trace or a folder (default: golden/). A different trace is left in NAME.trace.pending; a
@@ -40,6 +41,10 @@ def check(paths: tuple[Path, ...], as_json: bool, junit: Path | None, verbose: b
         from metrale.cli.junit import junit_xml
 
         write_whole(junit, junit_xml(outcomes))
+    if report is not None:
+        from metrale.cli.check_report import report_page
+
+        write_whole(report, report_page(outcomes, list(_closing(outcomes))[-1]))
     if as_json:
         print_json(_as_json(outcomes))
     else:

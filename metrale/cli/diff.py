@@ -1,31 +1,46 @@
-"""``metrale diff``: where two traces part."""
+"""``metrale diff``: where two traces part, why, and what follows from it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from metrale.cli.files import print_json, read_input
-from metrale.cli.goldens import named
-from metrale.trace import diff_traces
+from metrale.cli.errors import DIFFERENT
+from metrale.cli.files import print_json, write_whole
+from metrale.cli.traces import compare_files
+from metrale.trace.report import comparison_document, markdown_report, print_report, verdict
 
 
 @click.command(epilog="Example: metrale diff golden/plain_decode.trace golden/plain_decode.trace.pending")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Write the difference as JSON.")
-def diff(a: Path, b: Path, as_json: bool) -> int:
-    """Show the first difference between the traces A and B: its tick, the arguments that differ, the lines before.
+@click.option("--json", "as_json", is_flag=True, help="Write the comparison as JSON (docs/diff-json.md).")
+@click.option("--markdown", is_flag=True, help="Write it as Markdown, for a pull request.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Also write it as one HTML page.")
+def diff(a: Path, b: Path, as_json: bool, markdown: bool, html: Path | None) -> int:
+    """Align the traces A and B and show their first divergence, the state before it, causes and what follows.
 
-    Differences in bytes alone (line ends, a byte order mark, blanks) are named. Exit status 1 if the files differ.
+    Lines are matched by content, tick and sequence; what follows from an earlier difference (renumbered ticks, shifted
+    lengths, other slots) is folded. Differences in bytes alone (line ends, a byte order mark, blanks) are named. Exit
+    status 1 if the files differ.
     """
-    left, right = (named(read_input(path, "a trace"), str(path)) for path in (a, b))
-    found = diff_traces(left, right)
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    found = compare_files(a, b)
+    if html is not None:
+        from metrale.trace.report.html import diff_page
+
+        write_whole(html, diff_page(found).encode())
     if as_json:
-        print_json(found.to_dict())
+        print_json(comparison_document(found))
+    elif markdown:
+        click.echo(markdown_report(found), nl=False)
     else:
-        click.echo(str(found))
-    if not found.equal:
-        click.echo(f"{found.summary}\nnext: metrale lint {a} {b}", err=True)
-    return found.exit_status
+        print_report(found, Console(highlight=False))
+    if found.equal:
+        return 0
+    other = f"metrale lint {b}" if found.bytes_only else f"metrale diff --html diff.html {a} {b}"
+    click.echo(f"next: {other}\n{verdict(found)}", err=True)
+    return DIFFERENT

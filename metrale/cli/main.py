@@ -25,7 +25,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "check": ("metrale.cli.check", "check", "Run scenarios and compare their traces with the goldens beside them."),
     "accept": ("metrale.cli.accept", "accept", "Make pending traces the new goldens."),
     "lint": ("metrale.cli.lint", "lint", "Read logs against the trace grammar and the invariants."),
-    "diff": ("metrale.cli.diff", "diff", "Show where two traces part."),
+    "diff": ("metrale.cli.diff", "diff", "Show where two traces part, why, and what follows."),
+    "explain": ("metrale.cli.explain", "explain", "Say in two sentences why two traces differ."),
+    "report": ("metrale.cli.report", "report", "Write an HTML page on one trace or two."),
+    "pending": ("metrale.cli.pending", "pending", "List pending traces by cause."),
+    "review": ("metrale.cli.review", "review", "Decide about pending traces with single keys."),
 }
 
 

@@ -42,7 +42,8 @@ class Row:
 
     ``device_pick`` is what never changes of the argmax rule (S3 section 4.1): greedy, no grammar, no logprobs wanted.
     ``accepted`` is the ``acc=`` number; ``immune_until`` spares a resumed row from preemption while it has fewer
-    outputs. ``in_flight``: its newest input is booked, but the step that reads it is not settled (depth 2).
+    outputs; ``echo_free`` and ``echo_known`` belong to the fuzzy watchdog. ``in_flight``: its newest input is booked,
+    but the step that reads it is not settled (depth 2).
     """
 
     request: Request
@@ -61,6 +62,8 @@ class Row:
     error: str | None = None
     guard: str | None = None
     content_tokens: int = 0
+    echo_free: int = 0
+    echo_known: int = 0
     rewinds: int = 0
     logprobs: list[LogprobRecord] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)

@@ -46,6 +46,28 @@ def thinking_loop(outputs: list[int]) -> bool:
     return exact_loop(outputs, WATCHDOG.thinking_periods, WATCHDOG.repeats, WATCHDOG.thinking_min_tokens)
 
 
+ECHO_SPAN = WATCHDOG.fuzzy_periods
+MOST_MISMATCHES = max(ECHO_SPAN[1] // WATCHDOG.fuzzy_divisor, 1)
+
+
+def fuzzy_repetition_at(row: Row) -> int | None:
+    """:func:`fuzzy_repetition` of a row that has just kept a token.
+
+    A repetition leaves an echo: one of the last four outputs equals the one a period before it. The row remembers how
+    many outputs in a row had none at any period, and for how many outputs in all that holds.
+    """
+    outputs = row.outputs
+    count = len(outputs)
+    shortest, longest = ECHO_SPAN
+    token = outputs[-1]
+    if row.echo_known != count - 1 or token in outputs[max(0, count - 1 - longest) : max(0, count - shortest)]:
+        row.echo_free = 0
+    else:
+        row.echo_free += 1
+    row.echo_known = count
+    return None if row.echo_free > MOST_MISMATCHES else fuzzy_repetition(outputs)
+
+
 def fuzzy_repetition(outputs: list[int]) -> int | None:
     """The longest period whose last three windows differ in few places, or None (S3 section 8.2)."""
     count = len(outputs)

@@ -8,7 +8,7 @@ from ..retire import fail_all
 from ..row import Row
 from ..sampling.record import LogprobRecord
 from ..state import State
-from ..watchdog import content_loop_due, fuzzy_repetition, roll_back, snapshot_boundary, thinking_loop
+from ..watchdog import content_loop_due, fuzzy_repetition_at, roll_back, snapshot_boundary, thinking_loop
 from .readback import mask_hit, pick_rows
 
 
@@ -29,8 +29,11 @@ def commit_rows(s: State, rows: list[Row], result: list[int] | HostLogits, skip:
         tokens, records = pick_rows(s, rows, result, skip)
     else:
         tokens = result
-        if s.modes.plain_tokens and skip is None:
-            _commit_plain_tokens(s, rows, tokens, now)
+        if skip is None:
+            if s.modes.plain_tokens:
+                _commit_plain_tokens(s, rows, tokens, now)
+            else:
+                _commit_device_tokens(s, rows, tokens, now)
             return
     for index, row in enumerate(rows):
         if skip is None or not skip[index]:
@@ -62,6 +65,41 @@ def _commit_plain_tokens(s: State, rows: list[Row], tokens: list[int], now: int)
         checkpoint(seq)
         if not row.request.sink.token(token) or left == 0 or seq.seq_len + 1 >= ceiling:
             row.finished = True
+
+
+def _commit_device_tokens(s: State, rows: list[Row], tokens: list[int], now: int) -> None:
+    """:func:`commit_token` for device picks; the ordinary content token takes a short way, everything else the long
+    one: think ids, tokens inside thinking, every sixteenth token under a watchdog, boundaries, stops."""
+    config = s.config
+    think_ids, boundaries = (config.think_start_token, config.think_end_token), config.boundary_tokens
+    watched, stride = config.loop_watchdog, WATCHDOG.content_stride
+    ceiling = config.max_seq_len or 1 << 62
+    checkpoint = s.router.marconi_checkpoint
+    for row, token in zip(rows, tokens, strict=True):
+        think, left, counted = row.think, row.remaining - 1, row.content_tokens + 1
+        if (
+            think.inside
+            or left <= 0
+            or token in think_ids
+            or token in row.eos
+            or token in boundaries
+            or (watched and counted % stride == 0)
+        ):
+            commit_token(s, row, token, None, now)
+            continue
+        row.last_token = token
+        row.last_token_time = now
+        if think.over:
+            think.stray_ends = 0
+        think.just_ended = False
+        row.remaining = left
+        row.content_tokens = counted
+        row.outputs.append(token)
+        checkpoint(row.seq)
+        if not row.request.sink.token(token) or row.seq.seq_len + 1 >= ceiling:
+            row.finished = True
+        elif watched:
+            _watch_repetition(s, row)
 
 
 def commit_token(s: State, row: Row, token: int, record: LogprobRecord | None, now: int) -> None:
@@ -184,10 +222,15 @@ def _keep(s: State, row: Row, token: int) -> None:
     if row.remaining == 0 or (not row.finished and at_ceiling(s, row)):
         row.finished = True
     if s.config.loop_watchdog and not row.finished and not inside:
-        period = fuzzy_repetition(row.outputs)
-        if period is not None and not roll_back(s, row, 3 * period):
-            row.guard = "fuzzy_repetition"
-            row.finished = True
+        _watch_repetition(s, row)
+
+
+def _watch_repetition(s: State, row: Row) -> None:
+    """The fuzzy watchdog: roll back, or end the row (S3 section 7 step 8)."""
+    period = fuzzy_repetition_at(row)
+    if period is not None and not roll_back(s, row, 3 * period):
+        row.guard = "fuzzy_repetition"
+        row.finished = True
 
 
 def stream_token(row: Row, token: int) -> bool:

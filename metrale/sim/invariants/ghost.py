@@ -62,6 +62,7 @@ class Life:
     rewound: int = 0
     thought: bool = False
     host_picks: int = 0
+    steps: list[str] = field(default_factory=list)
     end: str | None = None
     ended: int = 0
     end_length: int = 0
@@ -96,6 +97,8 @@ class Window:
     answers: tuple[int, ...]
     accepted: int
     host: bool = False
+    counted: int = 0
+    told: bool = False
 
     @property
     def rows(self) -> int:
@@ -135,6 +138,7 @@ class Seq:
     ahead: bool = False
     ahead_pick: int = UNKNOWN
     undo: bool = False
+    boundary: int | None = None
     base: int = 0
     peak: int = 0
     before_reserve: int = 0
@@ -153,6 +157,7 @@ class Seq:
     moved: int = 0
     ring: dict[int, int] = field(default_factory=dict)
     mask: bool | None = None
+    hypothesis: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         return f"s{self.hash}" if self.hash else "the restored sequence" if self.origin is Origin.RESTORE else "it"
@@ -181,6 +186,7 @@ class Ghost:
         self.violations: list[Violation] = []
         self._counts: dict[str, int] = {}
         self.line = 0
+        self.index = 0
         self.tick = 0
         self.tick_line = 0
         self.pool = Pool()
@@ -197,6 +203,8 @@ class Ghost:
         self.rows_line = 0
         self.row_count = 0
         self.rows_single = False
+        self.rows_mixed = False
+        self.rows_verified = False
         self.born_at = 0
         self.stash: list[Seq] = []
         self.stash_line = 0
@@ -211,6 +219,8 @@ class Ghost:
         self.torn_down = False
         self.depth_two = False
         self.uses_mtp = False
+        self.uses_drafts = False
+        self.unified: bool | None = None
 
     def report(self, invariant: str, message: str, lines: tuple[int, ...] = ()) -> None:
         """Note a violation at the present line; the same invariant is noted a few times only."""
@@ -245,6 +255,15 @@ class Ghost:
             seq.length += 1
             seq.pending, seq.ahead_pick = seq.ahead_pick, UNKNOWN
             seq.fresh, seq.ahead = True, False
+
+    def swap_image(self, seq: Seq, image: Parked) -> None:
+        """``seq`` was restored from ``image`` after all: the image of equal size before it had been given up."""
+        life = seq.life
+        self.spilled.remove(image)
+        if life is not None:
+            life.end = "spill_out_sequence"
+        seq.life, seq.length, seq.pending, seq.adapter = image.life, image.length, image.pending, image.adapter
+        image.life.end = None
 
     def name(self, sid: SeqId) -> str:
         """How a message calls the sequence of a line."""

@@ -95,7 +95,9 @@ class Pool:
         """Narrow the block size by the printed count of one sequence; False if no size explains it."""
         if self.low == self.high or seq.low == seq.high:
             return blocks == seq.low
-        return self._narrow(lambda size: self.blocks(seq, size) >= blocks, lambda size: self.blocks(seq, size) <= blocks)
+        return self._narrow(
+            lambda size: self.blocks(seq, size) >= blocks, lambda size: self.blocks(seq, size) <= blocks
+        )
 
     def _narrow(self, enough, few) -> bool:  # type: ignore[no-untyped-def]
         """Keep the sizes with ``enough(size) and few(size)``; the first holds up to a size, the second from one on."""

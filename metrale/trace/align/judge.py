@@ -75,12 +75,17 @@ def _descend(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 class Scene(NamedTuple):
-    """The two states in front of a difference, and what is known to differ since: requests whose tokens do."""
+    """The two states in front of a difference, and what is known to differ since.
+
+    ``tainted`` are requests with other tokens (and the cause), ``sampled`` those sampled in another place, ``offsets``
+    the last numbers of each counter, ``owner`` the request of the line.
+    """
 
     a: State
     b: State
     tainted: dict[int, int]
     offsets: dict[tuple[str, str], Any]
+    sampled: set[int]
     owner: int | None = None
 
     def differs(self, aspect: str) -> bool:
@@ -180,7 +185,7 @@ def _tokens_follow(scene: Scene, a: Any, b: Any, leaf: Leaf) -> bool:
 def _tokens_by_row(state: State, record: Any, field: str) -> dict[tuple[int, int], Any] | None:
     values = getattr(record, field)
     if not isinstance(values, tuple):
-        owner = state.batch[record.row] if getattr(record, "row", 0) < len(state.batch) else None
+        owner = _single_owner(state, record)
         return None if owner is None else {(owner, state.progress_of(owner) or 0): values}
     if hasattr(record, "seqs"):
         owners = [state.owner(seq) for seq in record.seqs]
@@ -195,8 +200,19 @@ def _tokens_by_row(state: State, record: Any, field: str) -> dict[tuple[int, int
     return dict(zip(keys, values, strict=False))
 
 
+def _single_owner(state: State, record: Any) -> int | None:
+    if hasattr(record, "seq"):
+        return state.owner(record.seq)
+    row = getattr(record, "row", 0)
+    return state.batch[row] if row < len(state.batch) else None
+
+
 def _batch_follows(scene: Scene, a: Any, b: Any, leaf: Leaf) -> bool:
     return scene.differs("rows") or scene.a.batch != scene.b.batch
+
+
+def _readback_follows(scene: Scene, a: Any, b: Any, leaf: Leaf) -> bool:
+    return _batch_follows(scene, a, b, leaf) or not scene.sampled.isdisjoint(scene.a.rows)
 
 
 def _length_follows(scene: Scene, a: Any, b: Any, leaf: Leaf) -> bool:
@@ -258,7 +274,7 @@ _RULES: dict[str, tuple[str, Rule]] = {
     "off": ("other batch", _batch_follows),
     "masks": ("other batch", _batch_follows),
     "fed": ("other batch", _batch_follows),
-    "readback": ("other batch", _batch_follows),
+    "readback": ("other readback", _readback_follows),
     "FxLaunchDecode.n": ("other batch", _batch_follows),
     "FxLaunchDecodeFed.n": ("other batch", _batch_follows),
     "ArgmaxBatch.n": ("other batch", _batch_follows),
@@ -304,6 +320,15 @@ def decision_follows(scene: Scene, work: Work, moved: bool, reached: dict[int, i
     if not moved and work.kind == "token" and work.owner is not None and work.progress <= reached.get(work.owner, -1):
         return False
     return any(scene.differs(aspect) for aspect in ASPECTS_OF_ACT[work.kind])
+
+
+READBACKS = (rec.ArgmaxOnDevice, rec.ArgmaxBatch, rec.CopyLogitsToHost)
+"""Calls by which tokens are read back: on the device, or from logits on the host (S3 section 4)."""
+
+
+def readback_follows(scene: Scene, record: Record) -> bool:
+    """Whether a readback that only one trace makes belongs to requests that are sampled in another place."""
+    return isinstance(record, READBACKS) and not scene.sampled.isdisjoint(scene.a.rows)
 
 
 TOKEN_FIELDS = frozenset({"tokens", "inputs", "result", "token", "decode"})

@@ -39,12 +39,16 @@ _MIRROR = {Change.MISSING: Change.EXTRA, Change.EXTRA: Change.MISSING}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One line and what became of it. ``cause`` numbers from 1; ``why`` is the rule by which it was folded."""
+    """A line that differs: cause or consequence, of which cause (from 1), by which rule it was folded (``why``).
+
+    ``partner`` is the line of the same work on the other side, -1 if it has none.
+    """
 
     role: Role
-    partner: int = -1
-    cause: int = 0
+    cause: int
     why: str = ""
+    change: Change = Change.TEXT
+    partner: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class Comparison:
 
     ``runs`` are stretches of lines that are the same on both sides: first line on A, on B, number of lines (indexes).
     ``places`` holds a :class:`Place` for every other line; partners are indexes into the other side's lines. Behind
-    ``read`` (one index per side) nothing was looked at: ``unread`` counts these lines of both sides.
+    ``read`` (one index per side) lines that have no equal in order were not looked at: ``unread`` counts them by call.
     ``marks`` are differences of the bytes alone. ``before`` and ``after`` are the scheduler's states at the first
     divergence and at the end of its tick.
     """
@@ -158,7 +162,7 @@ class Comparison:
     before: Both[State | None] = (None, None)
     after: Both[State | None] = (None, None)
     read: Both[int] = (0, 0)
-    unread: int = 0
+    unread: Both[Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
     @property
     def equal(self) -> bool:
@@ -168,12 +172,20 @@ class Comparison:
     @property
     def bytes_only(self) -> bool:
         """The lines are the same, their bytes are not."""
-        return not self.bytes_equal and not self.causes and not self.unread
+        return not self.bytes_equal and not self.causes
+
+    @property
+    def tally(self) -> Counter[Change]:
+        """How many lines are missing, extra, moved or changed; what stands on both sides counts once."""
+        left, right = self.places
+        tally = Counter(place.change for place in left.values())
+        tally.update(place.change for place in right.values() if place.partner < 0)
+        return tally
 
     @property
     def differing(self) -> int:
         """Lines of both traces that are not the same."""
-        return sum(cause.total for cause in self.causes) + self.unread
+        return sum(cause.total for cause in self.causes) + sum(count.total() for count in self.unread)
 
     @property
     def unexplained(self) -> int:
@@ -188,12 +200,17 @@ class Comparison:
             divergence=self.divergence and self.divergence.mirrored(),
             causes=[cause.mirrored() for cause in self.causes],
             runs=[(y, x, count) for x, y, count in self.runs],
-            places=_swap(self.places),
+            places=(_mirrored(self.places[1]), _mirrored(self.places[0])),
             read=_swap(self.read),
+            unread=_swap(self.unread),
             clients=[replace(view, seen=_swap(view.seen)) for view in self.clients],
             before=_swap(self.before),
             after=_swap(self.after),
         )
+
+
+def _mirrored(places: dict[int, Place]) -> dict[int, Place]:
+    return {index: replace(place, change=_MIRROR.get(place.change, place.change)) for index, place in places.items()}
 
 
 def _swap(pair: tuple[T, T]) -> tuple[T, T]:

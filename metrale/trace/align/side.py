@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..diff import _lines, _mark_differences
 from ..fast import fast_reader
 from ..records import Record
+
+_ECHOES = ("decode_marconi_checkpoint(", "commit_ctx(", "fx apply MarconiCheckpoint")
 
 
 class Reading(dict[str, Record | None]):
@@ -31,6 +34,14 @@ class Side:
     def record(self, index: int) -> Record | None:
         """The record of one line."""
         return self.reading[self.texts[index]]
+
+    def records(self, start: int, stop: int) -> Iterator[Record | None]:
+        """The records of some lines."""
+        return map(self.reading.__getitem__, self.texts[start:stop])
+
+    def moving(self, start: int, stop: int) -> Iterator[Record | None]:
+        """The records of some lines without those that only repeat how long a sequence is after its forward."""
+        return map(self.reading.__getitem__, [text for text in self.texts[start:stop] if not text.startswith(_ECHOES)])
 
     def number(self, index: int) -> int | None:
         """The 1-based line number in the file; None behind the end."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from .. import records as rec
 from ..records import Record
-from ..values import DETACHED_SLOT, SeqId, Slice
+from ..values import DETACHED_SLOT, SeqId
 
 RELEASED = 0xFFFFFFF1
 """The expert-parallel word that ends a sequence (S2 section 3.5)."""
@@ -69,7 +69,8 @@ class State:
 
     ``rows`` are the sequences that are not over, ``ended`` how far each of the others came. ``free`` is the last
     answer of ``num_free_blocks``, ``pool`` what the first one says of the whole pool, ``opening`` a slot that has
-    been allocated for a sequence not yet named, ``gates`` counts admission lines and ``launches`` batched decodes.
+    been allocated for a sequence not yet named, ``gates`` counts the admission
+    lines of this tick's plan and of the next one's so far, ``launches`` batched decodes.
     """
 
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -80,7 +81,7 @@ class State:
     slots: dict[int, int] = field(default_factory=dict)
     batch: tuple[int, ...] = ()
     opening: int | None = None
-    gates: int = 0
+    gates: tuple[int, int] = (0, 0)
     launches: int = 0
     pool: int | None = None
     _why: str | None = None
@@ -95,14 +96,23 @@ class State:
         return replace(self, rows=rows, slots=dict(self.slots), ended=dict(self.ended), block_size=size)
 
     def like(self, other: State) -> bool:
-        """Whether both stand the same in all but tick, free blocks and pool size."""
+        """Whether both stand the same in all but tick, free blocks, pool size and number of launches."""
         return (
-            self.rows == other.rows
+            self.block_size == other.block_size
+            and self.rows == other.rows
             and self.slots == other.slots
             and len(self.ended) == len(other.ended)
-            and (self.batch, self.opening, self.gates, self.launches, self._why)
-            == (other.batch, other.opening, other.gates, other.launches, other._why)
+            and (self.batch, self.opening, self.gates, self._why)
+            == (other.batch, other.opening, other.gates, other._why)
         )
+
+    def read_clock(self, records: Iterable[Record | None]) -> None:
+        """Take in nothing but tick and free blocks."""
+        for record in records:
+            if isinstance(record, rec.Tick):
+                self.tick = record.tick
+            elif isinstance(record, rec.NumFreeBlocks):
+                self.free = record.result
 
     def owner(self, seq: SeqId) -> int:
         """The request behind a printed sequence; a restored one prints hash 0 and is known by its slot (S1 19)."""
@@ -183,6 +193,7 @@ class State:
 
     def _tick(self, record: rec.Tick) -> None:
         self.tick = record.tick
+        self.gates = self.gates[1], 0
 
     def _free_blocks(self, record: rec.NumFreeBlocks) -> None:
         self.free = record.result
@@ -198,7 +209,7 @@ class State:
 
     def _gate(self, record: rec.AdapterIdFor) -> None:
         if self.opening is None:
-            self.gates += 1
+            self.gates = self.gates[0], self.gates[1] + 1
 
     def _prefill(self, record: rec.Prefill | rec.PrefillTwophase) -> None:
         if record.error is None:
@@ -329,30 +340,33 @@ _STEPS: dict[type[Record], Callable[[State, Any], None]] = {
 }
 
 
-@cache
-def _seq_fields(rule: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """By rule: names of the fields that hold one sequence, and of those that hold several (or slices)."""
-    kinds = {name: str(kind) for name, kind in getattr(rec.RULES[rule], "__annotations__", {}).items()}
-    one = tuple(name for name, kind in kinds.items() if kind in ("SeqId", "Slice"))
-    many = tuple(name for name, kind in kinds.items() if kind in ("Seqs", "Slices"))
-    return one, many
+def _getter(node: type[Record]) -> Callable[[Any], list[SeqId]] | None:
+    """How to get at the sequences that a kind of line prints; None if it prints none."""
+    kinds = {name: str(kind) for name, kind in getattr(node, "__annotations__", {}).items()}
+    for name, kind in kinds.items():
+        get = attrgetter(name)
+        if kind == "SeqId":
+            return lambda record: [get(record)]
+        if kind == "Slice":
+            return lambda record: [get(record).seq]
+        if kind == "Seqs":
+            return lambda record: list(get(record))
+        if kind == "Slices":
+            return lambda record: [part.seq for part in get(record)]
+    return None
+
+
+_GETTERS = {node: get for node in rec.RULES.values() if issubclass(node, Record) and (get := _getter(node)) is not None}
 
 
 def seqs_of(record: Record) -> list[SeqId]:
     """The sequences that a line prints, in printed order."""
-    one, many = _seq_fields(record.rule)
-    if not one and not many:
-        return []
-    parts = [getattr(record, name) for name in one]
-    for name in many:
-        parts += getattr(record, name)
-    return [part.seq if isinstance(part, Slice) else part for part in parts]
+    get = _GETTERS.get(type(record))
+    return [] if get is None else get(record)
 
 
 _IDLE = frozenset(
-    node
-    for node in rec.RULES.values()
-    if issubclass(node, Record) and node not in _STEPS and _seq_fields(node.rule) == ((), ())
+    node for node in rec.RULES.values() if issubclass(node, Record) and node not in _STEPS and node not in _GETTERS
 )
 """Lines that change nothing in the state."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,14 @@ from testkit import Bench, E, between, count, done, outs, req, run, run_failing,
 
 from metrale.core.io import DeviceFault
 from metrale.core.snapshot_ring import SnapshotRing
-from metrale.core.watchdog import content_loop, exact_loop, fuzzy_repetition, roll_back, thinking_loop
+from metrale.core.watchdog import (
+    content_loop,
+    exact_loop,
+    fuzzy_repetition,
+    fuzzy_repetition_at,
+    roll_back,
+    thinking_loop,
+)
 
 # -- ring -------------------------------------------------------------------------------------------------------------
 
@@ -425,3 +435,19 @@ def test_a_rollback_drops_at_least_its_minimum(boundary: int, accepted: bool) ->
     assert len(row.outputs) == 100
     assert roll_back(bench.state, row, 64) is accepted
     assert len(row.outputs) == (36 if accepted else 100)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_echo_memory_never_hides_a_repetition(seed: int) -> None:
+    rng = Random(seed)
+    row = SimpleNamespace(outputs=[], echo_free=0, echo_known=0)
+    period = rng.randrange(10, 45)
+    for _ in range(260):
+        outputs = row.outputs
+        if len(outputs) < max(40, period) or rng.random() < 0.08:
+            outputs.append(rng.randrange(1000))
+        else:
+            outputs.append(outputs[-period])
+        assert fuzzy_repetition_at(row) == fuzzy_repetition(outputs)  # type: ignore[arg-type]
+        if rng.random() < 0.01 and len(outputs) > 60:
+            del outputs[rng.randrange(30, 60) :]  # a rollback

@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("metrale.cli.report", "report", "Write an HTML page on one trace or two."),
     "pending": ("metrale.cli.pending", "pending", "List pending traces by cause."),
     "review": ("metrale.cli.review", "review", "Decide about pending traces with single keys."),
+    "fuzz": ("metrale.cli.fuzz", "fuzz", "Hunt for schedules that break a rule."),
+    "shrink": ("metrale.cli.shrink", "shrink_command", "Reduce a failing scenario to the smallest that fails alike."),
+    "explore": ("metrale.cli.explore", "explore_command", "Visit every schedule of a small world."),
+    "mutants": ("metrale.cli.mutants", "mutants_command", "Plant faults and say what notices them."),
 }
 
 

@@ -119,12 +119,11 @@ def test_diff_shows_tick_arguments_and_ten_lines_before(metrale: Run, tmp_path: 
     assert done.returncode == 1
     assert "tick 3" in done.stdout
     assert "tokens[2]: 11 -> 12" in done.stdout
-    assert sum(line.startswith("    ") for line in done.stdout.splitlines()) == 10
-    assert done.stderr.splitlines()[-1] == f"next: metrale lint {TRACE} {other}"
-    found = json.loads(metrale("diff", "--json", TRACE, other).stdout)
-    assert (found["kind"], found["tick"], found["line_a"], found["line_b"]) == ("line", 3, 88, 88)
-    assert found["fields"] == [{"path": "tokens[2]", "a": "11", "b": "12"}]
-    assert len(found["context"]) == 10
+    assert sum(line.startswith("      ") for line in done.stdout.splitlines()) == 10
+    assert done.stderr.splitlines()[0] == f"next: metrale diff --html diff.html {TRACE} {other}"
+    found = json.loads(metrale("diff", "--json", TRACE, other).stdout)["first_divergence"]
+    assert (found["tick"], found["line_a"], found["line_b"]) == (3, 88, 88)
+    assert (found["argument"], found["value_a"], found["value_b"]) == ("tokens[2]", "11", "12")
 
 
 @pytest.mark.parametrize(

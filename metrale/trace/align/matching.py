@@ -85,17 +85,19 @@ def _common_ends(a: list[str], b: list[str]) -> Range:
     return prefix, min(suffix, shorter - prefix)
 
 
-def _masked(text: str) -> str:
-    """The text without what a shift in time or memory changes on its own."""
-    if text.startswith(_TICK):
-        return _TICK
-    return _FREE if text.startswith(_FREE) else text
+class _Numbers(dict[str, int]):
+    """A number for every text, the same for texts that only a shift in time or memory tells apart."""
+
+    def __missing__(self, text: str) -> int:
+        masked = _TICK if text.startswith(_TICK) else _FREE if text.startswith(_FREE) else text
+        number = self[text] = self.setdefault(masked, len(self))
+        return number
 
 
 def _by_text(a: list[str], b: list[str], offset: int) -> list[Run]:
     """Lines with equal text, in order; a router line only together with the device call behind it."""
-    numbers: dict[str, int] = {}
-    left, right = ([numbers.setdefault(_masked(text), len(numbers)) for text in texts] for texts in (a, b))
+    numbers = _Numbers()
+    left, right = [numbers[text] for text in a], [numbers[text] for text in b]
     runs: list[Run] = []
     for x, y, count in _joined(align(left, right, exact=False)):
         while count and a[x + count - 1].startswith("fx "):

@@ -119,6 +119,7 @@ class Cause:
         return replace(
             self,
             change=_MIRROR.get(self.change, self.change),
+            call=self.values[1] or self.call if self.change is Change.REPLACED else self.call,
             ticks=_swap(self.ticks),
             values=_swap(self.values),
             lines=_swap(self.lines),

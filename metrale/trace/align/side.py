@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..diff import _lines, _mark_differences
+from ..diff import _MARKS, _lines, _mark_differences
 from ..fast import fast_reader
 from ..records import Record
+
+_ODD = (b" \n", b"\t\n", b"\r\n", b"\n\n")
+"""Line ends that need a closer look."""
 
 _ECHOES = ("decode_marconi_checkpoint(", "commit_ctx(", "fx apply MarconiCheckpoint")
 
@@ -50,6 +54,10 @@ class Side:
 
 def load_side(name: str, data: bytes, reading: Reading) -> Side:
     """Cut a file into lines; any bytes will do."""
+    plain = data.endswith(b"\n") and not data.startswith((BOM_UTF8, b"\n"))
+    if plain and not any(end in data for end in _ODD):
+        texts = data.decode("utf-8", "backslashreplace").split("\n")[:-1]
+        return Side(name, texts, list(range(1, len(texts) + 1)), dict.fromkeys(_MARKS, 0), reading)
     lines = _lines(data)
     return Side(name, lines.texts, lines.numbers, lines.marks, reading)
 

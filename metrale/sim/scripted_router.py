@@ -154,4 +154,3 @@ def one_hot(token: int, vocab: int) -> bytes:
     if 0 <= token < vocab:
         row[LOGIT_BYTES * token : LOGIT_BYTES * token + LOGIT_BYTES] = HOT_BF16
     return bytes(row)
-

@@ -1,4 +1,4 @@
-"""What every invariant is made of: its name, its sentence, the lines it listens to, and what it says when it is broken."""
+"""What every invariant is made of: name, sentence, the lines it listens to, and what it says when it is broken."""
 
 from __future__ import annotations
 

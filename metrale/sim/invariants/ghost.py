@@ -158,6 +158,8 @@ class Seq:
     ring: dict[int, int] = field(default_factory=dict)
     mask: bool | None = None
     hypothesis: tuple[int, ...] | None = None
+    immune_until: int = 0
+    undrafted: int = 0
 
     def __str__(self) -> str:
         return f"s{self.hash}" if self.hash else "the restored sequence" if self.origin is Origin.RESTORE else "it"

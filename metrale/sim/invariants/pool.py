@@ -23,7 +23,7 @@ class Pool:
         self.used_low = self.used_high = 0
         self.total: int | None = None
         self.holders: dict[int, Seq] = {}
-        self.reclaimed = 0
+        self.blind = False
 
     def blocks(self, seq: Seq, size: int) -> int:
         """Blocks that ``seq`` holds under a block size."""
@@ -57,9 +57,16 @@ class Pool:
 
     def reclaim(self, got: int) -> None:
         """The prefix cache gave blocks back."""
-        self.reclaimed += got
+        self.blind = self.blind or self.low != self.high
         self.used_low = max(0, self.used_low - got)
         self.used_high = max(0, self.used_high - got)
+
+    def believe(self, free: int) -> None:
+        """After a reclaim under an unknown block size: once the size is known, the next count is taken as it is."""
+        if self.low == self.high and free > 0:
+            assert self.total is not None
+            self.used_low = self.used_high = self.total - free
+            self.blind = False
 
     def _resize(self, seq: Seq) -> None:
         low = self.blocks(seq, self.low)

@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "shrink": ("metrale.cli.shrink", "shrink_command", "Reduce a failing scenario to the smallest that fails alike."),
     "explore": ("metrale.cli.explore", "explore_command", "Visit every schedule of a small world."),
     "mutants": ("metrale.cli.mutants", "mutants_command", "Plant faults and say what notices them."),
+    "generate": ("metrale.cli.generate", "generate", "Continue texts with a model."),
+    "conform": ("metrale.cli.conform", "conform", "Does the real engine keep what the mock promises?"),
 }
 
 

@@ -15,8 +15,12 @@ from metrale.sim.harness import HarnessError
 from metrale.sim.runner import MAX_TICKS, RunError, RunResult, run_scenario
 from metrale.sim.scenario import Scenario, ScenarioError, load_scenario
 
-#: Devices other than the mock: "module:function" of a factory Scenario -> Device, or None while there is none.
-DEVICES: dict[str, str | None] = {"torch": None, "cuda": None}
+#: Devices other than the mock: "module:function" of a factory Scenario -> Device.
+DEVICES = {
+    "torch": "metrale.cli.forced:torch_device",
+    "cuda-sim": "metrale.cli.forced:cuda_sim_device",
+    "cuda": "metrale.cli.forced:cuda_device",
+}
 
 
 @click.command(epilog="Example: metrale run golden/plain_decode.toml | less")
@@ -54,10 +58,7 @@ def open_device(name: str, scenario: Scenario) -> Device | None:
     """The device called ``name``; None is the mock, which the runner makes itself. Raises BadInput."""
     if name == "mock":
         return None
-    factory = DEVICES[name]
-    if factory is None:
-        raise BadInput(f"--device {name}: not available in this version; `--device mock` runs every scenario")
-    module, function = factory.split(":")
+    module, function = DEVICES[name].split(":")
     try:
         device: Device = getattr(importlib.import_module(module), function)(scenario)
     except ImportError as error:

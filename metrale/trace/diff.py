@@ -24,7 +24,7 @@ MAX_FIELDS = 20
 
 _WIDTH = 160
 
-_MARKS = {
+MARKS = {
     "bom": "a UTF-8 byte order mark",
     "crlf": "CRLF line ends",
     "trailing_blanks": "blanks at line ends",
@@ -92,7 +92,7 @@ class TraceDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class TraceLines:
     """A trace without what only its bytes show: ``marks`` counts that; ``numbers`` are those of the file."""
 
     texts: list[str]
@@ -100,8 +100,9 @@ class _Lines:
     marks: dict[str, int]
 
 
-def _lines(data: bytes) -> _Lines:
-    marks = dict.fromkeys(_MARKS, 0)
+def trace_lines(data: bytes) -> TraceLines:
+    """Cut a file into its lines and count what only the bytes show."""
+    marks = dict.fromkeys(MARKS, 0)
     if data.startswith(BOM_UTF8):
         marks["bom"] = 1
         data = data[len(BOM_UTF8) :]
@@ -122,7 +123,7 @@ def _lines(data: bytes) -> _Lines:
             numbers.append(number)
         else:
             marks["empty_lines"] += 1
-    return _Lines(texts, numbers, marks)
+    return TraceLines(texts, numbers, marks)
 
 
 def _empty_stream(text: str) -> bool:
@@ -137,8 +138,8 @@ def diff_traces(a: Source, b: Source) -> TraceDiff:
     names = source_name(a, "a"), source_name(b, "b")
     if data_a == data_b:
         return TraceDiff(*names, "equal", summary=f"{names[0]} and {names[1]} are equal")
-    left, right = _lines(data_a), _lines(data_b)
-    marks = tuple(_mark_differences(names, left.marks, right.marks))
+    left, right = trace_lines(data_a), trace_lines(data_b)
+    marks = tuple(mark_differences(names, left.marks, right.marks))
     at = _first_difference(left.texts, right.texts)
     if at == len(left.texts) == len(right.texts):
         marks = marks or (f"the first byte that differs is {_first_difference(data_a, data_b)}",)
@@ -159,15 +160,16 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _mark_differences(names: tuple[str, str], a: dict[str, int], b: dict[str, int]) -> Iterator[str]:
-    for mark, text in _MARKS.items():
+def mark_differences(names: tuple[str, str], a: dict[str, int], b: dict[str, int]) -> Iterator[str]:
+    """What one file's bytes have more of than the other's, in words."""
+    for mark, text in MARKS.items():
         for name, here, there in ((names[0], a[mark], b[mark]), (names[1], b[mark], a[mark])):
             if here > there:
                 count = "" if mark in ("bom", "missing_final_newline") else f" ({here} against {there})"
                 yield f"{name} has {text}{count}"
 
 
-def _ending(found: TraceDiff, a: _Lines, b: _Lines, at: int) -> TraceDiff:
+def _ending(found: TraceDiff, a: TraceLines, b: TraceLines, at: int) -> TraceDiff:
     """One trace is the start of the other."""
     if at == len(a.texts):
         line, text = b.numbers[at], _clip(b.texts[at])
@@ -178,7 +180,7 @@ def _ending(found: TraceDiff, a: _Lines, b: _Lines, at: int) -> TraceDiff:
     return replace(found, kind="end", line_a=line, text_a=text, summary=summary)
 
 
-def _changed(found: TraceDiff, a: _Lines, b: _Lines, at: int) -> TraceDiff:
+def _changed(found: TraceDiff, a: TraceLines, b: TraceLines, at: int) -> TraceDiff:
     """Both traces have a line here, and the lines differ."""
     line_a, line_b, text_a, text_b = a.numbers[at], b.numbers[at], a.texts[at], b.texts[at]
     column = _first_difference(text_a, text_b) + 1
@@ -196,7 +198,7 @@ def _changed(found: TraceDiff, a: _Lines, b: _Lines, at: int) -> TraceDiff:
     )
 
 
-def _place(lines: _Lines, at: int) -> tuple[str, int | None]:
+def _place(lines: TraceLines, at: int) -> tuple[str, int | None]:
     """The part of the trace that line ``at`` stands in, and the tick of the last marker before it."""
     if lines.texts[at].startswith(("out s", "rotation ack")):
         return "clients", None

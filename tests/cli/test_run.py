@@ -94,13 +94,20 @@ def test_a_run_has_a_bound(inside, tmp_path: Path) -> None:
     assert one_error(err).startswith(f"{scenario}: the run passed 20 ticks")
 
 
-def test_a_device_that_is_not_there(inside) -> None:
-    for name in ("torch", "cuda"):
-        status, out, err = inside("run", GOLDEN / "beam.toml", "--device", name)
-        if status == 0:
-            pytest.skip(f"the {name} device is installed")
-        assert (status, out) == (2, "")
-        assert one_error(err).startswith(f"--device {name}: not available")
+def test_the_engine_behind_the_same_interface(inside) -> None:
+    pytest.importorskip("torch")
+    status, out, _err = inside("run", GOLDEN / "chunked_prefill.toml", "--device", "torch")
+    assert (status, out) == (0, (GOLDEN / "chunked_prefill.trace").read_text())
+
+
+def test_an_engine_without_its_packages(inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("metrale.device", "metrale.cli.forced"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, out, err = inside("run", GOLDEN / "beam.toml", "--device", "torch")
+    assert (status, out) == (2, "")
+    assert one_error(err).startswith("--device torch: not available")
+    assert "pip install 'metrale[engine]'" in err
 
 
 REQUEST = "[[request]]\nid = 1\nprompt_len = 5\ntokens = [10, 63]\n"

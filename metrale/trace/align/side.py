@@ -6,7 +6,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..diff import _MARKS, _lines, _mark_differences
+from ..diff import MARKS, mark_differences, trace_lines
 from ..fast import fast_reader
 from ..records import Record
 
@@ -57,11 +57,11 @@ def load_side(name: str, data: bytes, reading: Reading) -> Side:
     plain = data.endswith(b"\n") and not data.startswith((BOM_UTF8, b"\n"))
     if plain and not any(end in data for end in _ODD):
         texts = data.decode("utf-8", "backslashreplace").split("\n")[:-1]
-        return Side(name, texts, list(range(1, len(texts) + 1)), dict.fromkeys(_MARKS, 0), reading)
-    lines = _lines(data)
+        return Side(name, texts, list(range(1, len(texts) + 1)), dict.fromkeys(MARKS, 0), reading)
+    lines = trace_lines(data)
     return Side(name, lines.texts, lines.numbers, lines.marks, reading)
 
 
 def byte_marks(a: Side, b: Side) -> tuple[str, ...]:
     """How the bytes of two traces differ beyond their lines."""
-    return tuple(_mark_differences((a.name, b.name), a.marks, b.marks))
+    return tuple(mark_differences((a.name, b.name), a.marks, b.marks))

@@ -12,9 +12,12 @@ from markupsafe import Markup, escape
 
 from ..align import Comparison, Side, chronicle, explain
 from ..align.side import Reading, load_side
-from .outline import outline, verdict
+from .outline import Line, Section, outline, printable, verdict
 from .page_data import CHUNK, Aligned, Column, chunks, columns_of_diff, columns_of_trace
 from .pictures import overview
+
+MOST_CLIENTS = 200
+MOST_SHOWN = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,17 @@ def trace_page(name: str, data: bytes) -> str:
     columns = columns_of_trace(told)
     requests = len(told.lives)
     title = f"{name}: {told.ticks} ticks, {requests} request{'' if requests == 1 else 's'}, {len(side.texts)} lines"
-    return _page(title=title, sections=[], view=_view(columns, (side, None), None, 0), names=[name], told=None)
+    first = min(1, len(columns) - 1)
+    view = _view(columns, (side, None), None, first)
+    return _page(title=title, sections=_seen_by_clients(side), view=view, names=[name], told=None)
+
+
+def _seen_by_clients(side: Side) -> list[Section]:
+    outs = [text for text in side.texts if text.startswith("out s")]
+    lines = [Line(printable(text[:MOST_SHOWN])) for text in outs[:MOST_CLIENTS]]
+    if len(outs) > MOST_CLIENTS:
+        lines.append(Line(f"… and {len(outs) - MOST_CLIENTS} more", "note"))
+    return [Section("What the clients saw", lines, code=True)] if lines else []
 
 
 def check_page(results: Sequence[Result], title: str) -> str:

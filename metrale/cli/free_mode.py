@@ -1,0 +1,184 @@
+"""Free runs: greedy text of each request is the same alone, in any batch, and on every way through the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metrale.cli.forced import random_weights, tiny_config
+from metrale.cli.serving import TextSink, serve
+from metrale.core.config import SchedulerConfig
+from metrale.core.request import Request
+from metrale.device.checkpoint import ModelConfig, load_config, load_tensors, load_tokenizer
+from metrale.device.engine import EngineOptions, Streams
+from metrale.device.loading import build_device
+from metrale.trace.recording import RecordingDevice
+
+TEXTS = (
+    "In tick",
+    "In tick 4, the scheduler admits request 3 and gives it slot 2. In tick 5, the",
+    "Q: What is a draft? A: A draft is",
+    "In tick 4, the scheduler admits request 3 and gives it slot 2. In tick 5, sequence 3 is prefilled in 4 chunks",
+    "A",
+    "Count: one, two, three, four, five, six, seven",
+)
+PROMPT_LENGTHS = (3, 21, 9, 34, 1, 16)
+SPILL_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way through the scheduler. ``evidence`` are call-log fragments without which the way was not taken.
+
+    ``gap`` ticks lie between arrivals. ``again`` lets every request arrive a second time, and once more with the
+    beginning of its answer as part of the prompt. Without ``reserve`` the scheduler is not told the pool's size, so it
+    admits more than the pool holds and the pool really runs dry.
+    """
+
+    name: str
+    evidence: tuple[str, ...]
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gap: int = 0
+    router: str = "sync"
+    swap: bool = False
+    again: bool = False
+    reserve: bool = True
+    only: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+
+
+LONG = (1, 2, 3, 5)
+
+
+def _mtp(drafts: int, batch: int, **more: Any) -> dict[str, Any]:
+    return {"use_speculative": True, "num_drafts": drafts, "max_batch_size": batch, **more}
+
+
+CHUNKED = {"max_prefill_tokens": 8, "max_batch_tokens": 8}
+SMALL_CHUNKS = {"max_prefill_tokens": 4, "max_batch_tokens": 4}
+
+WAYS = (
+    Way("batch", ("decode_batch(tokens=[",), {"max_batch_size": 6}),
+    Way("waves", ("decode_batch(tokens=[",), {"max_batch_size": 3}, gap=3),
+    Way("chunked", ("prefill_chunk(start=8", "last=false"), {**CHUNKED, "max_batch_size": 1}),
+    Way("batched chunks", ("prefill_batch_chunk(",), {**CHUNKED, "max_batch_size": 6}, only=LONG),
+    Way("mixed", ("mixed_forward(decode=",), {**CHUNKED, "max_batch_size": 6}, gap=4),
+    Way("batched mixed", ("mixed_forward_batch(decode=",), {**CHUNKED, "max_batch_size": 6}, gap=1),
+    Way("preempted", ("ERR KV cache exhausted",), {"max_batch_size": 6}, {"total_blocks": 40}, reserve=False),
+    Way(
+        "spilled",
+        ("save_sequence_state(", "restore_sequence_state("),
+        {},
+        {"total_blocks": 34},
+        swap=True,
+        reserve=False,
+    ),
+    Way("prefix cache", ("cache_sequence(",), {}, {"prefix_cache": True}, again=True, gap=6),
+    Way("prefix cache, chunked", ("cache_sequence(",), CHUNKED, {"prefix_cache": True}, again=True, gap=6),
+    Way("MTP K2", ("decode_verify_graphed(",), _mtp(1, 1)),
+    Way("MTP K3", ("decode_verify_graphed_k3(",), _mtp(2, 1)),
+    Way("MTP K4", ("decode_verify_graphed_k4(",), _mtp(3, 1)),
+    Way("MTP batched", ("decode_verify_batched(", "gdn_fold_accepted("), _mtp(3, 6)),
+    Way("MTP mixed", ("decode_verify_batched(", "mixed_forward_batch("), _mtp(3, 6, **SMALL_CHUNKS), gap=1),
+    Way("MTP with prefix cache", ("decode_verify_batched(",), _mtp(3, 6), {"prefix_cache": True}, again=True, gap=4),
+    Way("DFlash", ("decode_verify_dflash(",), _mtp(4, 1, dflash=True)),
+    Way("DFlash batched", ("decode_verify_batched(",), _mtp(4, 6, dflash=True)),
+    Way("n-gram", ("decode_verify_graphed(",), {"ngram_speculative": True, "num_drafts": 1, "max_batch_size": 1}),
+    Way("self-speculation", ("decode_draft(",), {"self_speculative": True, "num_drafts": 2, "max_batch_size": 1}),
+)
+FED = ("decode_batch_fed(",)
+PIPELINED = (
+    Way("depth 2", FED, {"max_batch_size": 6}, router="async"),
+    Way("depth 2 in waves", FED, {"max_batch_size": 4}, gap=5, router="async"),
+    Way("depth 2, chunked", (*FED, "mixed_forward"), CHUNKED, gap=4, router="async"),
+    Way(
+        "depth 2, preempted",
+        (*FED, "ERR KV"),
+        {"max_batch_size": 6},
+        {"total_blocks": 40},
+        router="async",
+        reserve=False,
+    ),
+    Way("depth 2, spilled", (*FED, "restore_seq"), {}, {"total_blocks": 34}, router="async", swap=True, reserve=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model in memory, and six prompts for it."""
+
+    name: str
+    config: ModelConfig
+    tensors: dict[str, torch.Tensor]
+    prompts: list[list[int]]
+
+
+def models(folder: Path) -> list[tuple[Weights, tuple[Way, ...]]]:
+    """The model of ``folder`` on its ways; beside it a small attention model, since depth 2 needs one."""
+    config = load_config(folder)
+    tokenizer = load_tokenizer(folder, config.vocab_size)
+    texts = [tokenizer.encode(text) for text in TEXTS]
+    given = Weights(folder.name, config, load_tensors(folder, config), texts)
+    plain = tiny_config(64, hybrid=False)
+    small = Weights("attention", plain, random_weights(plain), number_prompts(64))
+    ways = WAYS if config.linear is not None else tuple(w for w in WAYS if "self_speculative" not in w.scheduler)
+    return [(given, ways), (small, PIPELINED)]
+
+
+def number_prompts(vocab: int) -> list[list[int]]:
+    """Six prompts of ids; two begin alike."""
+    found = [[(11 * i * i + 5 * i + length) % (vocab - 1) + 1 for i in range(length)] for length in PROMPT_LENGTHS]
+    found[3][:16] = found[1][:16]
+    return found
+
+
+def alone(model: Weights, count: int) -> list[list[int]]:
+    """The texts that every way must give."""
+    return [run_way(model, Way("alone", ()), [prompt], count)[0][0] for prompt in model.prompts]
+
+
+def run_way(
+    model: Weights, way: Way, prompts: list[list[int]], count: int, streams: Streams | None = None
+) -> tuple[list[list[int]], list[str], int]:
+    """Token lists in the order of the prompts, the call log, and how many prompt tokens came from the cache."""
+    options = replace(EngineOptions(block_size=4, total_blocks=256, max_sequences=40, max_seq_len=256), **way.options)
+    lines: list[str] = []
+    engine = build_device(model.config, model.tensors, options, streams)
+    if not way.reserve:
+        engine.facts = replace(engine.facts, total_blocks=0)
+    device = RecordingDevice(engine, lines.append)
+    config = replace(SchedulerConfig(max_seq_len=256, eos_tokens=()), **way.scheduler)
+    requests = [Request(i, list(prompt), count, TextSink()) for i, prompt in enumerate(prompts)]
+    arrive = [i * way.gap for i in range(len(prompts))]
+    serve(device, config, requests, arrive_at=arrive, router=way.router, swap_bytes=SPILL_BYTES if way.swap else 0)
+    texts, cached = [], 0
+    for request in requests:
+        sink = request.sink
+        assert isinstance(sink, TextSink)
+        texts.append(sink.completion.tokens if sink.completion else [sink.failure])  # type: ignore[list-item]
+        cached += sink.completion.cached if sink.completion else 0
+    return texts, lines, cached
+
+
+def check_way(model: Weights, way: Way, wanted: list[list[int]], count: int, streams: Streams | None = None) -> str:
+    """What is wrong with one way; nothing if nothing is."""
+    asked, expected = [model.prompts[i] for i in way.only], [wanted[i] for i in way.only]
+    if way.again:
+        halves = [len(text) // 2 for text in expected]
+        longer = [[*p, *text[:half]] for p, text, half in zip(asked, expected, halves, strict=True)]
+        rest = [text[half:] for text, half in zip(expected, halves, strict=True)]
+        asked, expected = [*asked, *asked, *longer], [*expected, *expected, *rest]
+    texts, lines, cached = run_way(model, way, asked, count, streams)
+    for index, (got, text) in enumerate(zip(texts, expected, strict=True)):
+        if got[: len(text)] != text:
+            return f"request {index}: {got} instead of {text}"
+    for fragment in way.evidence:
+        if not any(fragment in line for line in lines):
+            return f"no call log line has {fragment!r}: this way was not taken"
+    if way.again and not cached:
+        return "nothing came from the prefix cache"
+    return ""

@@ -1,0 +1,183 @@
+"""``metrale generate``: text from a model, several prompts at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from metrale.cli.errors import DIFFERENT, BadInput
+from metrale.cli.serving import TextSink, serve
+from metrale.core.config import SchedulerConfig
+from metrale.core.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from metrale.device.checkpoint import Tokenizer
+    from metrale.device.engine import EngineDevice
+
+BLOCK_SIZE = 16
+
+
+@click.command(epilog='Example: metrale generate --max-tokens 40 "A scheduler decides" "Q: What is a slot?"')
+@click.argument("prompts", nargs=-1, required=True, metavar="TEXT...")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="Model folder (default: the tiny model that is shipped)."
+)
+@click.option("--lora", type=click.Path(path_type=Path), help="Adapter folder in PEFT's layout.")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Tokens per prompt.")
+@click.option("--batch", type=click.IntRange(1, 256), default=8, show_default=True, help="Prompts decoded at once.")
+@click.option("--drafts", type=click.IntRange(0, 7), default=0, show_default=True, help="Drafts a step; same text.")
+@click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=42, show_default=True, help="Of the sampling.")
+@click.option("--device", type=click.Choice(["torch", "cuda"]), default="torch", show_default=True, help="CPU or GPU.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt and line, no stream.")
+def generate(
+    prompts: tuple[str, ...],
+    model: Path | None,
+    lora: Path | None,
+    max_tokens: int,
+    batch: int,
+    drafts: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> int:
+    """Continue each TEXT and write the continuations, as they come, in the order of the prompts.
+
+    The model is a folder in the usual layout: config.json, safetensors, tokenizer.json, of the family llama, qwen2,
+    qwen3 or qwen3_next. With --json each line has prompt_tokens, tokens, text and finish_reason.
+    """
+    try:
+        from metrale.device.errors import ModelError
+    except ImportError as error:
+        raise BadInput(f"generate: {error}; `pip install 'metrale[engine]'` installs what it needs") from error
+    try:
+        engine, tokenizer, ids = _open(prompts, model, lora, max_tokens, batch, device)
+    except ImportError as error:
+        raise BadInput(f"generate: {error}; `pip install 'metrale[engine]'` installs what it needs") from error
+    except ModelError as error:
+        raise BadInput(str(error)) from error
+    config = SchedulerConfig(
+        max_batch_size=batch,
+        max_seq_len=engine.config.max_positions,
+        use_speculative=drafts > 0 and temperature == 0.0,
+        num_drafts=max(1, drafts),
+        eos_tokens=engine.config.eos_ids,
+    )
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+    stream = OrderedOutput(tokenizer, prompts, quiet=as_json)
+    requests = [
+        Request(i, prompt, max_tokens, TextSink(stream.writer(i)), sampling=sampling) for i, prompt in enumerate(ids)
+    ]
+    started = time.perf_counter()
+    serve(engine, config, requests)
+    spent = time.perf_counter() - started
+    return _report(requests, tokenizer, stream, spent, as_json)
+
+
+def _open(
+    prompts: tuple[str, ...], model: Path | None, lora: Path | None, max_tokens: int, batch: int, device: str
+) -> tuple[EngineDevice, Tokenizer, list[list[int]]]:
+    """The engine, sized for these prompts, and their ids. Raises ModelError and BadInput."""
+    from metrale.device.checkpoint import load_config, load_tokenizer
+    from metrale.device.engine import EngineOptions
+    from metrale.device.loading import backend, limit_threads, open_model, shipped_model
+
+    folder = model or shipped_model()
+    config = load_config(folder)
+    limit_threads(config.hidden_size)
+    tokenizer = load_tokenizer(folder, config.vocab_size)
+    ids = [tokenizer.encode(text) for text in prompts]
+    longest = max(len(prompt) for prompt in ids) + max_tokens
+    for number, prompt in enumerate(ids, 1):
+        if not prompt:
+            raise BadInput(f"prompt {number} is empty; give it at least one character")
+        if len(prompt) >= config.max_positions:
+            raise BadInput(
+                f"prompt {number} has {len(prompt)} tokens; this model takes {config.max_positions - 1} at most"
+            )
+    longest = min(longest, config.max_positions)
+    options = EngineOptions(
+        block_size=BLOCK_SIZE,
+        total_blocks=min(batch, len(ids)) * (longest // BLOCK_SIZE + 2),
+        max_sequences=min(batch, len(ids)) + 1,
+        max_seq_len=longest + 8,
+    )
+    return open_model(folder, options, lora, backend(device)), tokenizer, ids
+
+
+class OrderedOutput:
+    """Streams of several prompts on one output: the first unfinished one is live, later ones wait for their turn."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: tuple[str, ...], quiet: bool) -> None:
+        from metrale.device.checkpoint.tokenizer import TextStream
+
+        self.prompts, self.quiet = prompts, quiet
+        self.streams = [TextStream(tokenizer) for _ in prompts]
+        self.text = [""] * len(prompts)
+        self.turn = -1
+        self._shown = 0
+
+    def writer(self, index: int) -> Callable[[int], None]:
+        """What prompt ``index`` calls with each token."""
+
+        def push(token: int) -> None:
+            self.text[index] += self.streams[index].push(token)
+            if index == max(self.turn, 0):
+                self._show(index)
+
+        return push
+
+    def finish(self) -> None:
+        """Everything that still waits, in order."""
+        for index, stream in enumerate(self.streams):
+            self.text[index] += stream.flush()
+        for index in range(max(self.turn, 0), len(self.prompts)):
+            self._show(index)
+        if not self.quiet:
+            click.echo()
+
+    def _show(self, index: int) -> None:
+        if self.quiet:
+            return
+        if index != self.turn:
+            if self.turn >= 0:
+                click.echo()
+            self.turn, self._shown = index, 0
+            if len(self.prompts) > 1:
+                click.echo(f"==> {self.prompts[index]} <==")
+        click.echo(self.text[index][self._shown :], nl=False)
+        self._shown = len(self.text[index])
+
+
+def _report(requests: list[Request], tokenizer: Tokenizer, stream: OrderedOutput, spent: float, as_json: bool) -> int:
+    stream.finish()
+    total, failed = 0, 0
+    for request in requests:
+        sink = request.sink
+        assert isinstance(sink, TextSink)
+        done = sink.completion
+        tokens = done.tokens if done is not None else sink.tokens
+        total += len(tokens)
+        if done is None:
+            failed += 1
+            click.echo(f"prompt {request.id + 1}: {sink.failure}", err=True)
+        if as_json:
+            answer = {
+                "prompt_tokens": request.prompt,
+                "tokens": tokens,
+                "text": tokenizer.decode(tokens),
+                "finish_reason": done.reason if done is not None else "error",
+            }
+            click.echo(json.dumps(answer))
+    rate = total / spent if spent > 0 else 0.0
+    failures = f", {failed} failed; next: fewer prompts or a smaller --max-tokens" if failed else ""
+    click.echo(f"{len(requests)} prompts, {total} tokens in {spent:.2f} s, {rate:.0f} tokens/s{failures}", err=True)
+    return DIFFERENT if failed else 0

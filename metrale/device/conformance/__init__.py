@@ -1,0 +1,1 @@
+"""Programs of device calls that show whether an engine keeps its promises."""

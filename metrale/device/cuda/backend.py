@@ -1,0 +1,447 @@
+"""The Numba-CUDA kernels behind the names of :mod:`metrale.device.kernels.reference`, on tensors.
+
+An engine takes this module where it takes the reference. On a GPU the tensors are CUDA tensors; under Numba's simulator
+they are CPU tensors and every kernel runs all the same. fp32 and bf16 storage, fp32 arithmetic. Matrix products and the
+choice of experts go through torch, on the same stream.
+
+Beyond the reference's names there are calls over many rows: :func:`attend_paged`, :func:`attend_rows`,
+:func:`attend_chunk`, :func:`rope_and_write`, :func:`conv_rows`, :func:`conv_tails`, :func:`delta_rows`,
+:func:`feed_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ..kernels.reference import linear, route
+from ..kernels.shapes import Paging
+from . import linear_attention as la
+from . import picking, rotary, rows
+from .attention import AttentionShape, attention_shape, combine_kernel, decode_kernel, prefill_kernel
+from .launch import blocks_for, launch, memory, storage_of
+from .storage import vector_of
+
+Tensor = torch.Tensor
+L2_EPS = 1e-6
+PARTIAL = 1 << 26
+"""Bytes of unmerged splits that :func:`attend_paged` holds at once, more or less."""
+
+
+# -- rows
+
+
+def embed(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of [V, W] at ids [R]."""
+    out = table.new_empty((ids.shape[0], *table.shape[1:]))
+    _move(table, ids, out, None, ids.shape[0])
+    return out
+
+
+def move_rows(source: Tensor, sources: Tensor | None, target: Tensor, targets: Tensor | None, count: int) -> None:
+    """target[targets[i]] = source[sources[i]] for i < count; without indices, row i itself."""
+    _move(source, sources, target, targets, count)
+
+
+def _move(source: Tensor, sources: Tensor | None, target: Tensor, targets: Tensor | None, count: int) -> None:
+    width = source[0].numel() if source.shape[0] else 0
+    vector = 1
+    if width * source.element_size() % 16 == 0:
+        vector, width = 4, width * source.element_size() // 4
+        source, target = source.reshape(-1).view(torch.float32), target.view(-1).view(torch.float32)
+    unused = source.new_empty(0, dtype=torch.int64)
+    kernel = rows.move_kernel(vector, sources is not None, targets is not None)
+    grid = (*blocks_for(width, vector * rows.BLOCK), count)
+    sources, targets = unused if sources is None else sources, unused if targets is None else targets
+    launch(kernel, grid, rows.BLOCK, source, sources, target, targets, width)
+
+
+def feed_ids(sources: Tensor, fed: Tensor, cells: Tensor) -> Tensor:
+    """cells[sources] where fed, else sources; [R] int64."""
+    out = torch.empty_like(sources)
+    launch(rows.feed_kernel(), blocks_for(len(out), rows.BLOCK), rows.BLOCK, sources, fed, cells, out, len(out))
+    return out
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> Tensor:
+    x = x.contiguous()
+    width = x.shape[-1]
+    count = x.numel() // width
+    shape = rows.row_shape(width)
+    out = torch.empty_like(x)
+    kernel = rows.norm_kernel(storage_of(x), shape, weighted)
+    launch(kernel, blocks_for(count, shape.rows), shape.threads, x, weight, float(eps), out, count)
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) times the weight, over the last dimension."""
+    return _norm(x, weight, eps, True)
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) over the last dimension."""
+    return _norm(x, x.new_empty(0), L2_EPS, False)
+
+
+def _unary(x: Tensor, name: str) -> Tensor:
+    x = x.contiguous()
+    out, count = torch.empty_like(x), x.numel()
+    vector = vector_of(count)
+    kernel = rows.unary_kernel(storage_of(x), vector, name)
+    launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, x, out, count)
+    return out
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), [R, W]."""
+    return _unary(x, "sigmoid")
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x), [R, W]."""
+    return _unary(x, "silu")
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) up, [R, W]."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out, count = torch.empty_like(gate), gate.numel()
+    vector = vector_of(count)
+    kernel = rows.swiglu_kernel(storage_of(gate), vector)
+    launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, gate, up, out, count)
+    return out
+
+
+# -- rotary, pages
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first ``2 * half`` dimensions of [R, heads, D]; cos and sin are [R, half] fp32."""
+    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+    count, heads, head = x.shape
+    half = cos.shape[-1]
+    out = torch.empty_like(x)
+    units = (head - half) // rotary.rotary_vector(head, half)
+    kernel = rotary.rotary_kernel(storage_of(x), head, half)
+    grid = blocks_for(count * heads * units, rows.BLOCK)
+    launch(kernel, grid, rows.BLOCK, x, cos, sin, heads, out, count * heads)
+    return out
+
+
+def write_kv(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, where: Tensor) -> None:
+    """Put k, v [R, KV, D] into pools [blocks, block_size, KV, D] at flat positions ``where`` [R]."""
+    for pool, new in ((keys, k), (values, v)):
+        _move(new.contiguous(), None, pool.view(-1, *pool.shape[2:]), where, new.shape[0])
+
+
+def rope_and_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    where: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """Rotated q [R, H, D]; rotated k and v [R, KV, D] go to the pools at ``where`` [R].
+
+    cos and sin [positions, half] fp32."""
+    count, heads, head = q.shape
+    kv_heads, half = k.shape[1], cos.shape[-1]
+    out = torch.empty_like(q)
+    units = (head - half) // rotary.rotary_vector(head, half)
+    kernel = rotary.rotary_write_kernel(storage_of(q), head, half)
+    grid = blocks_for(count * (heads + 2 * kv_heads) * units, rows.BLOCK)
+    arguments = (q, k, v, positions, cos, sin, where, heads, kv_heads, out, keys, values, count)
+    launch(kernel, grid, rows.BLOCK, *arguments)
+    return out
+
+
+# -- attention
+
+
+def attend_paged(q: Tensor, keys: Tensor, values: Tensor, paging: Paging, scale: float, room: int = PARTIAL) -> Tensor:
+    """Live rows of q [R, H, D], each over its own context; the rows of padding answer 0.
+
+    Successive positions of one sequence share their K/V loads; which rows do so changes no bit. A long chunk is cut so
+    that unmerged splits take about ``room`` bytes."""
+    live = len(paging.contexts)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    if not live:
+        return out
+    q, lengths = q[:live].contiguous(), _sequences(paging)
+    spans = torch.tensor(list(zip(paging.starts, paging.contexts, strict=True)), device=q.device)
+    tables = torch.nn.utils.rnn.pad_sequence(paging.tables, batch_first=True).to(q.device)
+    if len(lengths) == live:
+        shape = attention_shape_of(q, keys)
+        pieces = max(split_count(shape, *span) for span in zip(paging.starts, paging.contexts, strict=True))
+        out[:live] = attend_rows(q, keys, values, tables, spans, pieces, scale, shape)
+        return out
+    shape = attention_shape_of(q, keys, prefill=True)
+    # A tile's table is that of its first row.
+    tiles = [(at, count, at) for at, count, _ in tiles_of(lengths, shape.rows)]
+    pieces = max(split_count(shape, paging.starts[at], paging.contexts[at + count - 1]) for at, count, _ in tiles)
+    for begin, end, mine in _portions(tiles, room // (4 * q[0].numel() * pieces)):
+        cut = torch.tensor(mine, device=q.device)
+        out[begin:end] = attend_chunk(q[begin:end], keys, values, tables, cut, spans[begin:end], pieces, scale, shape)
+    return out
+
+
+def _portions(tiles: list[tuple[int, int, int]], most: int) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Successive tiles of about ``most`` rows: first row, row after the last, and the tiles, counted from the first."""
+    portion: list[tuple[int, int, int]] = []
+    for at, count, table in tiles:
+        begin = portion[0][0] if portion else at
+        if portion and at + count - begin > most:
+            yield begin, at, [(row - begin, rows, owner) for row, rows, owner in portion]
+            portion = []
+        portion.append((at, count, table))
+    begin, (last, count, _) = portion[0][0], portion[-1]
+    yield begin, last + count, [(row - begin, rows, owner) for row, rows, owner in portion]
+
+
+def _sequences(paging: Paging) -> list[int]:
+    """Lengths of the runs of rows that are successive positions of one block table."""
+    lengths: list[int] = []
+    rows_of = list(zip(paging.tables, paging.contexts, paging.starts, strict=True))
+    for i, (table, context, start) in enumerate(rows_of):
+        before = rows_of[i - 1] if i else None
+        if before and before[0] is table and before[1] + 1 == context and before[2] <= start:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, context: int, start: int, scale: float) -> Tensor:
+    """One row: q [H, D] over positions [start, context) of the block table; [H, D]."""
+    spans = torch.tensor([[start, context]], device=q.device)
+    pieces = split_count(attention_shape_of(q[None], keys), start, context)
+    return attend_rows(q[None].contiguous(), keys, values, table[None], spans, pieces, scale)[0]
+
+
+def attention_shape_of(q: Tensor, keys: Tensor, prefill: bool = False) -> AttentionShape:
+    """The specialisation for q [R, H, D] and a pool [blocks, block_size, KV, D]."""
+    return attention_shape(q.shape[1], keys.shape[2], q.shape[2], keys.shape[1], prefill=prefill)
+
+
+def split_count(shape: AttentionShape, first: int, context: int) -> int:
+    """Splits that positions [first, context) touch."""
+    return -(-context // shape.split) - first // shape.split
+
+
+def attend_rows(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    spans: Tensor,
+    pieces: int,
+    scale: float,
+    shape: AttentionShape | None = None,
+) -> Tensor:
+    """Decode rows q [R, H, D] over positions spans [R, 2] of block tables [R, width]; [R, H, D].
+
+    ``pieces`` is at least the :func:`split_count` of every row; what it exceeds that costs an empty block each.
+    """
+    shape = shape or attention_shape_of(q, keys)
+    storage = storage_of(q)
+    out, partial = torch.empty_like(q), _partial(q, pieces)
+    grid = (pieces, shape.kv_heads * shape.parts, q.shape[0])
+    arguments = (q, keys, values, tables, tables.shape[1], spans, float(scale), out, partial, pieces)
+    launch(decode_kernel(storage, shape), grid, shape.threads, *arguments)
+    _combine(shape, partial, pieces, spans, out)
+    return out
+
+
+def attend_chunk(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    tiles: Tensor,
+    spans: Tensor,
+    pieces: int,
+    scale: float,
+    shape: AttentionShape | None = None,
+) -> Tensor:
+    """Rows of prompts q [R, H, D]: row r sees positions spans[r]; tiles [T, 3] as :func:`tiles_of` cuts them; tables
+    [sequences, width]. ``pieces`` is at least the number of splits that any tile touches."""
+    shape = shape or attention_shape_of(q, keys, prefill=True)
+    out, partial = torch.empty_like(q), _partial(q, pieces)
+    grid = (pieces, shape.kv_heads * shape.parts, tiles.shape[0])
+    arguments = (q, keys, values, tables, tables.shape[1], tiles, spans, float(scale), out, partial, pieces)
+    launch(prefill_kernel(storage_of(q), shape), grid, shape.threads, *arguments)
+    _combine(shape, partial, pieces, spans, out)
+    return out
+
+
+def tiles_of(lengths: list[int], rows_a_tile: int) -> list[tuple[int, int, int]]:
+    """(first row, rows, sequence) of every tile, for sequences that have so many rows one after the other."""
+    tiles, at = [], 0
+    for sequence, length in enumerate(lengths):
+        tiles += [(at + i, min(rows_a_tile, length - i), sequence) for i in range(0, length, rows_a_tile)]
+        at += length
+    return tiles
+
+
+def _partial(q: Tensor, pieces: int) -> Tensor:
+    size = (q.shape[0], q.shape[1], pieces, q.shape[2] + 2) if pieces > 1 else (1,)
+    return torch.empty(size, device=q.device)
+
+
+def _combine(shape: AttentionShape, partial: Tensor, pieces: int, spans: Tensor, out: Tensor) -> None:
+    if pieces > 1:
+        kernel = combine_kernel(storage_of(out), shape)
+        launch(kernel, (out.shape[1], out.shape[0]), shape.threads, partial, pieces, spans, out)
+
+
+# -- linear attention
+
+
+def conv(source: Tensor, window: Tensor, taps: Tensor) -> Tensor:
+    """Causal depthwise convolution and silu: rows of ``source`` [S, C] at ``window`` [taps, R], weights [taps, C]."""
+    channels, vector = source.shape[1], vector_of(source.shape[1])
+    out = source.new_empty((window.shape[1], channels))
+    kernel = la.window_kernel(storage_of(source), vector, taps.shape[0])
+    grid = (*blocks_for(channels, vector * rows.BLOCK), window.shape[1])
+    launch(kernel, grid, rows.BLOCK, source.contiguous(), window, taps, out, channels)
+    return out
+
+
+def conv_rows(x: Tensor, state: Tensor, owners: Tensor, slots: Tensor, starts: Tensor, taps: Tensor) -> Tensor:
+    """The same over rows x [R, C] grouped by sequence, ``owners`` [R]: rows [starts[n], starts[n + 1]) of sequence n.
+
+    Its earlier inputs are state[slots[n]] [taps - 1, C]; only the first dimension of ``state`` may be strided."""
+    channels, vector = x.shape[1], vector_of(x.shape[1])
+    out = torch.empty_like(x)
+    kernel = la.conv_kernel(storage_of(x), vector, taps.shape[0])
+    grid = (*blocks_for(channels, vector * rows.BLOCK), x.shape[0])
+    arguments = (x, memory(state), state.stride(0), owners, slots, starts, taps, out, channels)
+    launch(kernel, grid, rows.BLOCK, *arguments)
+    return out
+
+
+def conv_tails(x: Tensor, state: Tensor, spans: Tensor, target: Tensor) -> None:
+    """target[spans[n, 3]] = the newest inputs of state[spans[n, 0]], then spans[n, 2] rows of x from spans[n, 1] on.
+
+    ``state`` and ``target`` [slots, taps - 1, C] may be the same tensor, if each entry stays in its slot."""
+    channels, vector = x.shape[1], vector_of(x.shape[1])
+    kernel = la.tail_kernel(storage_of(x), vector, state.shape[1] + 1)
+    grid = (*blocks_for(channels, vector * rows.BLOCK), spans.shape[0])
+    arguments = (x, memory(state), state.stride(0), spans, memory(target), target.stride(0), channels)
+    launch(kernel, grid, rows.BLOCK, *arguments)
+
+
+def delta_gates(b: Tensor, a: Tensor, decay: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Write strength sigmoid(b) and decay exp(-decay softplus(a + dt_bias)), [R, Hv] fp32 each."""
+    b, a = b.contiguous(), a.contiguous()
+    beta, keep = torch.empty(b.shape, device=b.device), torch.empty(b.shape, device=b.device)
+    grid = blocks_for(b.numel(), rows.BLOCK)
+    arguments = (b, a, decay.float(), dt_bias.float(), b.shape[-1], beta, keep, b.numel())
+    launch(rows.gates_kernel(storage_of(b)), grid, rows.BLOCK, *arguments)
+    return beta, keep
+
+
+def delta_rows(
+    state: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    between: Tensor | None = None,
+) -> Tensor:
+    """The gated delta rule over rows grouped by sequence: output [R, Hv, Dv].
+
+    state[slots[n]] [Hv, Dk, Dv] fp32 is updated in place; only its first dimension may be strided. q and k [R, Hk, Dk],
+    v [R, Hv, Dv], gates [R, Hv] fp32; ``between`` [R, Hv, Dk, Dv] takes the state after every row."""
+    key_dim, value_dim = state.shape[-2:]
+    sharing, groups = la.delta_lanes(key_dim, value_dim)
+    heads = v.shape[1]
+    out = torch.empty_like(v)
+    kernel = la.delta_kernel(storage_of(v), key_dim, value_dim, heads // k.shape[1], between is not None)
+    grid = (value_dim // (groups * la.COLUMNS), heads, slots.shape[0])
+    kept = state.new_empty(4) if between is None else between
+    arguments = (memory(state), state.stride(0), slots, starts, q, k, v, beta, decay, out, kept)
+    launch(kernel, grid, sharing * groups, *arguments)
+    return out
+
+
+def delta_step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """One row of the gated delta rule: state [Hv, Dk, Dv], q, k [Hv, Dk], v [Hv, Dv], gates [Hv]; new state, output."""
+    new = state[None].clone(memory_format=torch.contiguous_format)
+    slots = torch.zeros(1, dtype=torch.int64, device=v.device)
+    starts = torch.tensor([0, 1], device=v.device)
+    row = [part[None].contiguous() for part in (q, k, v, beta.float(), decay.float())]
+    out = delta_rows(new, slots, starts, *row)
+    return new[0], out[0]
+
+
+# -- picks
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Lowest index of the maximum of each row [R, V]. NaN never wins; a row with nothing above -1e30 answers 0."""
+    return _picked(logits, None, None)
+
+
+def masked_argmax(logits: Tensor, masks: Tensor) -> Tensor:
+    """The argmax; where it is one of the row's two masked ids [R, 2], the last maximum without both (S6 3.11)."""
+    return _picked(logits, masks, None)
+
+
+def masked_argmax_to_feed(logits: Tensor, masks: Tensor, cells: Tensor) -> Tensor:
+    """The same, and the picks go to the first R feed cells, with no wait of the host."""
+    return _picked(logits, masks, cells)
+
+
+def _picked(logits: Tensor, masks: Tensor | None, cells: Tensor | None) -> Tensor:
+    logits = logits.contiguous()
+    count, vocabulary = logits.shape
+    masked, parts = masks is not None, picking.pick_parts(vocabulary)
+    out = torch.empty(count, dtype=torch.int64, device=logits.device)
+    hidden = out if masks is None else masks.contiguous()
+    values = torch.empty((count, parts, 2), device=logits.device)
+    ids = torch.empty((count, parts, 2), dtype=torch.int64, device=logits.device)
+    kernel = picking.pick_kernel(storage_of(logits), vector_of(vocabulary), masked)
+    launch(kernel, (parts, count), picking.THREADS, logits, vocabulary, hidden, values, ids)
+    into = torch.empty_like(out) if cells is None else cells
+    launch(picking.choose_kernel(masked), (count,), picking.WARP, values, ids, parts, hidden, out, into)
+    return out
+
+
+__all__ = [
+    "argmax",
+    "attend",
+    "attend_chunk",
+    "attend_paged",
+    "attend_rows",
+    "conv",
+    "conv_rows",
+    "conv_tails",
+    "delta_gates",
+    "delta_rows",
+    "delta_step",
+    "embed",
+    "feed_ids",
+    "l2_norm",
+    "linear",
+    "masked_argmax",
+    "masked_argmax_to_feed",
+    "move_rows",
+    "rms_norm",
+    "rope",
+    "rope_and_write",
+    "route",
+    "sigmoid",
+    "silu",
+    "swiglu",
+    "write_kv",
+]

@@ -1,0 +1,117 @@
+"""The few operations that differ between a GPU and Numba's simulator, behind one set of names.
+
+On a GPU: warp shuffles, 128-bit loads, instructions on bits. In the simulator (``NUMBA_ENABLE_CUDASIM=1`` before numba
+is imported): the twins, which exchange through shared memory. Two rules follow from the twins. Every thread of a block
+calls a lane operation, and all of them equally often. ``scratch`` is a shared array of :func:`scratch_size` elements;
+on a GPU it is not touched.
+
+Lane groups are aligned runs of ``width`` threads, a power of two up to 32. Sums are butterflies from the widest step
+to the narrowest, so their order, and with it every bit of a result, does not depend on the backend's mood.
+"""
+
+from __future__ import annotations
+
+from numba import config, cuda
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+WARP = 32
+EVERYONE = 0xFFFFFFFF
+
+if SIMULATED:
+    from .simulator import repair
+    from .twins import (
+        bf16_of_float,
+        float_of_bf16,
+        load4_f32,
+        load8_bf16,
+        load8_f32,
+        max_lanes,
+        pair_from_lane,
+        store4_f32,
+        store8_bf16,
+        store8_f32,
+        sum_lanes,
+        sum_lanes_each,
+    )
+
+    repair()
+
+    def device(function):
+        """A function that kernels call."""
+        return function
+
+else:
+    from numba.cuda.core import config as cuda_config
+
+    from .intrinsics import (
+        bf16_of_float,
+        float_of_bf16,
+        load4_f32,
+        load8_bf16,
+        load8_f32,
+        store4_f32,
+        store8_bf16,
+        store8_f32,
+    )
+
+    # Decode steps have small grids; a warning at each launch tells nothing new.
+    cuda_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+
+    def device(function):
+        """A function that kernels call; always inlined, so that its local arrays can live in registers."""
+        return cuda.jit(device=True, forceinline=True)(function)
+
+    @device
+    def sum_lanes(value, width, thread, scratch):
+        """Butterfly sum over aligned groups of ``width`` threads; every thread gets it."""
+        step = width // 2
+        while step > 0:
+            value += cuda.shfl_xor_sync(EVERYONE, value, step)
+            step //= 2
+        return value
+
+    @device
+    def max_lanes(value, width, thread, scratch):
+        """The greatest over aligned groups of ``width`` threads."""
+        step = width // 2
+        while step > 0:
+            value = max(value, cuda.shfl_xor_sync(EVERYONE, value, step))
+            step //= 2
+        return value
+
+    @device
+    def sum_lanes_each(values, count, width, thread, scratch):
+        """``sum_lanes`` of the first ``count`` entries of a local array, in place."""
+        for i in range(count):
+            values[i] = sum_lanes(values[i], width, thread, scratch)
+
+    @device
+    def pair_from_lane(value, index, step, thread, values, indices):
+        """The value and index of the thread whose number differs in the bits of ``step``."""
+        return cuda.shfl_xor_sync(EVERYONE, value, step), cuda.shfl_xor_sync(EVERYONE, index, step)
+
+
+def scratch_size(threads: int, values: int = 1) -> int:
+    """Elements of shared memory that the twins need to exchange ``values`` numbers a thread."""
+    return threads * values if SIMULATED else 1
+
+
+__all__ = [
+    "EVERYONE",
+    "SIMULATED",
+    "WARP",
+    "bf16_of_float",
+    "device",
+    "float_of_bf16",
+    "load4_f32",
+    "load8_bf16",
+    "load8_f32",
+    "max_lanes",
+    "pair_from_lane",
+    "scratch_size",
+    "store4_f32",
+    "store8_bf16",
+    "store8_f32",
+    "sum_lanes",
+    "sum_lanes_each",
+]

@@ -1,0 +1,72 @@
+"""Torch tensors to kernels and back without a copy, on torch's current stream."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import cuda
+
+from .lanes import SIMULATED
+from .storage import BF16, FP32, Storage
+
+if SIMULATED:
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+STORAGES = {torch.float32: FP32, torch.bfloat16: BF16}
+
+
+def storage_of(tensor: torch.Tensor) -> Storage:
+    """How a tensor's elements lie in memory. Raises TypeError for what kernels do not take."""
+    if tensor.dtype not in STORAGES:
+        raise TypeError(f"kernels take float32 and bfloat16, not {tensor.dtype}")
+    return STORAGES[tensor.dtype]
+
+
+def flat(tensor: torch.Tensor) -> Any:
+    """A one-dimensional array over a contiguous tensor's memory; bf16 appears as 16-bit integers."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"a kernel needs contiguous memory, not {tuple(tensor.shape)} with strides {tensor.stride()}")
+    tensor = tensor.detach().view(-1)
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    elif tensor.dtype == torch.bool:
+        tensor = tensor.view(torch.uint8)
+    if SIMULATED:
+        return FakeCUDAArray(tensor.numpy())
+    return cuda.as_cuda_array(tensor, sync=False)
+
+
+def memory(tensor: torch.Tensor) -> Any:
+    """A one-dimensional array from the tensor's first element to the end of its storage, whatever its strides."""
+    room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return flat(tensor.as_strided((room,), (1,)))
+
+
+@cache
+def _external(pointer: int) -> Any:
+    return cuda.external_stream(pointer) if pointer else cuda.default_stream()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], block: int, *arguments: Any) -> None:
+    """Run a kernel. Tensors are flattened, floats become float32; an empty grid is nothing to do."""
+    if 0 in grid:
+        return
+    ready = [_argument(one) for one in arguments]
+    if SIMULATED:
+        kernel[grid, block](*ready)
+    else:
+        kernel[grid, block, _external(torch.cuda.current_stream().cuda_stream)](*ready)
+
+
+def _argument(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        return flat(one)
+    return np.float32(one) if isinstance(one, float) else one
+
+
+def blocks_for(work: int, block: int) -> tuple[int]:
+    """A grid that covers ``work`` threads."""
+    return (-(-work // block),)

@@ -1,0 +1,164 @@
+"""Greedy picks: the lowest index of the maximum, and the masked pick of the token feed.
+
+NaN never wins; a row with nothing above -1e30 answers 0. A row's vocabulary is cut into ``parts`` by its size
+alone; within and across them ties are settled by index, so the answer is the same in every run.
+
+R rows, V vocabulary, e bytes of an element.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from numba import cuda, float32, int64
+
+from .lanes import SIMULATED, WARP, device, pair_from_lane, scratch_size
+from .storage import VECTOR, Storage, movers
+
+THREADS = 32 if SIMULATED else 256
+MOST_PARTS = 4 if SIMULATED else 64
+LEAST = 64 if SIMULATED else THREADS * VECTOR * 2
+"""Elements of the smallest part worth a block of its own."""
+NEVER = float32(-1e30)
+LOWEST = float32(-math.inf)
+NO_ID = 0xFFFFFFFF
+
+
+def pick_parts(vocabulary: int) -> int:
+    """Blocks that share a row."""
+    return max(1, min(MOST_PARTS, vocabulary // LEAST))
+
+
+@device
+def _first(value, index, other_value, other_index):
+    """The greater value; of equal ones the lower index."""
+    if other_value > value or (other_value == value and other_index < index):
+        return other_value, other_index
+    return value, index
+
+
+@device
+def _last(value, index, other_value, other_index):
+    """The greater value; of equal ones the higher index."""
+    if other_value > value or (other_value == value and other_index > index):
+        return other_value, other_index
+    return value, index
+
+
+@cache
+def _block_pick(lanes: int, threads: int, first: bool):
+    """A block's pick: butterflies in the warps, then over the warps in shared memory. Thread 0 has it."""
+    better = _first if first else _last
+    warps = -(-threads // WARP)
+
+    @device
+    def block_pick(value, index, thread, floats, numbers, pool_values, pool_numbers):
+        step = lanes // 2
+        while step > 0:
+            other_value, other_index = pair_from_lane(value, index, step, thread, floats, numbers)
+            value, index = better(value, index, other_value, other_index)
+            step //= 2
+        if thread % WARP == 0:
+            pool_values[thread // WARP] = value
+            pool_numbers[thread // WARP] = index
+        cuda.syncthreads()
+        if thread == 0:
+            for i in range(1, warps):
+                value, index = better(value, index, pool_values[i], pool_numbers[i])
+        cuda.syncthreads()
+        return value, index
+
+    return block_pick
+
+
+@cache
+def pick_kernel(storage: Storage, vector: int, masked: bool):
+    """The pick of one part of one row: grid (parts, R), block :data:`THREADS`.
+
+    logits [R, V]; masks [R, 2] int64 with ``masked``; values fp32 and ids int64 [R, parts, 2]: the plain pick, and the
+    last maximum without the two masked ids. Moves R V e bytes, 2 R V comparisons (4 R V with ``masked``).
+    """
+    load, _ = movers(storage, vector)
+    threads = THREADS
+    first_pick, last_pick = _block_pick(WARP, threads, True), _block_pick(WARP, threads, False)
+    scratch_count, warps = scratch_size(threads), -(-threads // WARP)
+
+    @cuda.jit
+    def pick(logits, vocabulary, masks, values, ids):
+        floats = cuda.shared.array(scratch_count, float32)
+        numbers = cuda.shared.array(scratch_count, int64)
+        pool_values = cuda.shared.array(warps, float32)
+        pool_numbers = cuda.shared.array(warps, int64)
+        part = cuda.local.array(vector, float32)
+        thread = cuda.threadIdx.x
+        row, piece, pieces = int64(cuda.blockIdx.y), int64(cuda.blockIdx.x), int64(cuda.gridDim.x)
+        length = (vocabulary + pieces * vector - 1) // (pieces * vector) * vector
+        begin = piece * length
+        end = min(begin + length, vocabulary)
+        best, index = NEVER, int64(0)
+        left, left_index = LOWEST, int64(-1)
+        hidden, hidden_too = int64(-1), int64(-1)
+        if masked:
+            hidden, hidden_too = masks[2 * row], masks[2 * row + 1]
+        for at in range(begin + thread * vector, end, threads * vector):
+            load(logits, row * vocabulary + at, part, 0)
+            for i in range(vector):
+                value = part[i]
+                if value > best:
+                    best, index = value, int64(at + i)
+                if masked:
+                    shown = value if value > LOWEST else NEVER
+                    if at + i == hidden or at + i == hidden_too:
+                        shown = LOWEST
+                    if shown >= left:
+                        left, left_index = shown, int64(at + i)
+        best, index = first_pick(best, index, thread, floats, numbers, pool_values, pool_numbers)
+        if masked:
+            left, left_index = last_pick(left, left_index, thread, floats, numbers, pool_values, pool_numbers)
+        if thread == 0:
+            to = 2 * (row * pieces + piece)
+            values[to] = best
+            ids[to] = index
+            values[to + 1] = left
+            ids[to + 1] = left_index
+
+    return pick
+
+
+@cache
+def choose_kernel(masked: bool):
+    """Over the parts of a row: grid R, one warp. The pick goes to out[row] and, with ``masked``, to cells[row].
+
+    values and ids as the pick kernel leaves them, masks [R, 2], out and cells [R] int64. Moves 24 R parts bytes.
+    """
+    first_pick, last_pick = _block_pick(WARP, WARP, True), _block_pick(WARP, WARP, False)
+    scratch_count = scratch_size(WARP)
+
+    @cuda.jit
+    def choose(values, ids, parts, masks, out, cells):
+        floats = cuda.shared.array(scratch_count, float32)
+        numbers = cuda.shared.array(scratch_count, int64)
+        pool_values = cuda.shared.array(1, float32)
+        pool_numbers = cuda.shared.array(1, int64)
+        thread = cuda.threadIdx.x
+        row = int64(cuda.blockIdx.x)
+        best, index = NEVER, int64(0)
+        left, left_index = LOWEST, int64(-1)
+        for piece in range(thread, parts, WARP):
+            at = 2 * (row * parts + piece)
+            if values[at] > best:
+                best, index = values[at], ids[at]
+            if masked and values[at + 1] >= left:
+                left, left_index = values[at + 1], ids[at + 1]
+        best, index = first_pick(best, index, thread, floats, numbers, pool_values, pool_numbers)
+        if masked:
+            left, left_index = last_pick(left, left_index, thread, floats, numbers, pool_values, pool_numbers)
+        if thread == 0:
+            if masked:
+                if index == masks[2 * row] or index == masks[2 * row + 1]:
+                    index = left_index
+                cells[row] = index
+            out[row] = index
+
+    return choose

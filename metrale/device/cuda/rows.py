@@ -1,0 +1,244 @@
+"""Kernels on rows: norms, activations, gates of the delta rule, and rows moved by index.
+
+R rows, W width, e bytes of an element. All are bound by memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from numba import cuda, float32, int64
+
+from .lanes import SIMULATED, WARP, device, load4_f32, scratch_size, store4_f32, sum_lanes
+from .storage import VECTOR, Storage, movers, vector_of
+
+BLOCK = 32 if SIMULATED else 128
+"""Threads of a block where the work does not say otherwise."""
+WIDEST = 32 if SIMULATED else 1024
+"""Most threads that share a row."""
+ONE = float32(1)
+ZERO = float32(0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """How rows of ``width`` are spread: ``vector`` elements at once, ``sharing`` threads a row, ``rows`` a block."""
+
+    width: int
+    vector: int
+    sharing: int
+    rows: int
+
+    @property
+    def held(self) -> int:
+        """Vectors that one thread holds."""
+        return -(-self.width // (self.vector * self.sharing))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.sharing * self.rows
+
+
+def row_shape(width: int, widest: int = WIDEST, block: int = BLOCK) -> RowShape:
+    """A power of two of threads a row, enough that each holds one vector where ``widest`` allows."""
+    vector = vector_of(width)
+    sharing = min(widest, 1 << (width // vector - 1).bit_length())
+    return RowShape(width, vector, sharing, max(1, block // sharing))
+
+
+@cache
+def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
+    """RMS norm with a weight, or L2 norm without: grid ceil(R / rows), block ``threads``.
+
+    x and out [R, W], weight [W]. ``weighted``: x / sqrt(mean(x^2) + eps) weight; else x / sqrt(sum(x^2) + eps).
+    Moves 2 R W e bytes, 4 R W operations.
+    """
+    load, store = movers(storage, shape.vector)
+    width, vector, sharing, held, rows = shape.width, shape.vector, shape.sharing, shape.held, shape.rows
+    size, lanes = held * vector, min(sharing, WARP)
+    scratch_count, warps = scratch_size(shape.threads), -(-shape.threads // WARP)
+    warps_a_row = sharing // WARP
+    share = float32(1 / width)
+
+    @device
+    def row_sum(value, thread, scratch, pool):
+        """The sum over the threads of a row."""
+        value = sum_lanes(value, lanes, thread, scratch)
+        if warps_a_row > 1:
+            if thread % WARP == 0:
+                pool[thread // WARP] = value
+            cuda.syncthreads()
+            first = thread // sharing * warps_a_row
+            value = ZERO
+            for i in range(warps_a_row):
+                value += pool[first + i]
+        return value
+
+    @cuda.jit
+    def norm(x, weight, eps, out, count):
+        scratch = cuda.shared.array(scratch_count, float32)
+        pool = cuda.shared.array(warps, float32)
+        values = cuda.local.array(size, float32)
+        factors = cuda.local.array(vector, float32)
+        thread = cuda.threadIdx.x
+        lane = thread % sharing
+        row = int64(cuda.blockIdx.x) * rows + thread // sharing
+        total = ZERO
+        for i in range(held):
+            at = (i * sharing + lane) * vector
+            if at < width and row < count:
+                load(x, row * width + at, values, i * vector)
+                for j in range(vector):
+                    total += values[i * vector + j] * values[i * vector + j]
+        total = row_sum(total, thread, scratch, pool)
+        if weighted:
+            total = total * share
+        factor = float32(ONE / float32(math.sqrt(total + eps)))
+        for i in range(held):
+            at = (i * sharing + lane) * vector
+            if at < width and row < count:
+                if weighted:
+                    load(weight, at, factors, 0)
+                for j in range(vector):
+                    value = values[i * vector + j] * factor
+                    if weighted:
+                        value = value * factors[j]
+                    values[i * vector + j] = value
+                store(out, row * width + at, values, i * vector)
+
+    return norm
+
+
+@device
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return ONE / (ONE + float32(math.exp(-x)))
+
+
+@device
+def silu(x):
+    """x sigmoid(x)."""
+    return x / (ONE + float32(math.exp(-x)))
+
+
+@cache
+def unary_kernel(storage: Storage, vector: int, function: str):
+    """``sigmoid`` or ``silu`` of n elements: grid ceil(n / (vector block)). Moves 2 n e bytes, 4 n operations."""
+    load, store = movers(storage, vector)
+    operation = {"sigmoid": sigmoid, "silu": silu}[function]
+
+    @cuda.jit
+    def unary(x, out, count):
+        values = cuda.local.array(vector, float32)
+        at = int64(cuda.grid(1)) * vector
+        if at < count:
+            load(x, at, values, 0)
+            for i in range(vector):
+                values[i] = operation(values[i])
+            store(out, at, values, 0)
+
+    return unary
+
+
+@cache
+def swiglu_kernel(storage: Storage, vector: int):
+    """silu(gate) up, n elements: grid ceil(n / (vector block)). Moves 3 n e bytes, 5 n operations."""
+    load, store = movers(storage, vector)
+
+    @cuda.jit
+    def swiglu(gate, up, out, count):
+        gates = cuda.local.array(vector, float32)
+        ups = cuda.local.array(vector, float32)
+        at = int64(cuda.grid(1)) * vector
+        if at < count:
+            load(gate, at, gates, 0)
+            load(up, at, ups, 0)
+            for i in range(vector):
+                gates[i] = silu(gates[i]) * ups[i]
+            store(out, at, gates, 0)
+
+    return swiglu
+
+
+@cache
+def gates_kernel(storage: Storage):
+    """Gates of the delta rule, one thread a row and head: grid ceil(R Hv / block).
+
+    b and a [R, Hv]; decay and dt_bias [Hv] fp32; beta = sigmoid(b), keep = exp(-decay softplus(a + dt_bias)), [R, Hv]
+    fp32. Moves R Hv (2 e + 8) bytes, 12 R Hv operations.
+    """
+    load = storage.load
+
+    @cuda.jit
+    def gates(b, a, decay, dt_bias, heads, beta, keep, count):
+        at = int64(cuda.grid(1))
+        if at < count:
+            head = at % heads
+            beta[at] = sigmoid(load(b, at))
+            x = load(a, at) + dt_bias[head]
+            rate = x
+            if x <= float32(20):
+                rate = float32(math.log1p(float32(math.exp(x))))
+            keep[at] = float32(math.exp(-decay[head] * rate))
+
+    return gates
+
+
+@cache
+def move_kernel(vector: int, gather: bool, scatter: bool):
+    """Copy rows by index: grid (ceil(W / (vector block)), R). Moves 2 R W e bytes.
+
+    Rows are counted in elements of 4 bytes when ``vector`` is 4 (128 bits at once, W a multiple of 4), else in whatever
+    elements the arrays have. Row i comes from ``sources[i]`` with ``gather``, goes to ``targets[i]`` with ``scatter``.
+    """
+
+    @cuda.jit
+    def move(source, sources, target, targets, width):
+        row = int64(cuda.blockIdx.y)
+        at = int64(cuda.grid(1)) * vector
+        if at < width:
+            come, go = row, row
+            if gather:
+                come = sources[row]
+            if scatter:
+                go = targets[row]
+            if vector == 4:
+                store4_f32(target, go * width + at, load4_f32(source, come * width + at))
+            else:
+                target[go * width + at] = source[come * width + at]
+
+    return move
+
+
+@cache
+def feed_kernel():
+    """Input ids from feed cells: grid ceil(R / block). ids[i] = cells[sources[i]] where fed[i], else sources[i].
+
+    sources, cells, ids int64, fed uint8. Moves 25 R bytes.
+    """
+
+    @cuda.jit
+    def feed(sources, fed, cells, ids, count):
+        at = int64(cuda.grid(1))
+        if at < count:
+            ids[at] = cells[sources[at]] if fed[at] else sources[at]
+
+    return feed
+
+
+__all__ = [
+    "BLOCK",
+    "VECTOR",
+    "RowShape",
+    "feed_kernel",
+    "gates_kernel",
+    "move_kernel",
+    "norm_kernel",
+    "row_shape",
+    "silu",
+    "swiglu_kernel",
+    "unary_kernel",
+]

@@ -1,0 +1,213 @@
+"""The heart of the engine: pools, rows, and how a forward is queued."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from metrale.core.io import DeviceFacts
+from metrale.core.sequence import Sequence
+
+from ..checkpoint.config import ModelConfig
+from ..model.decoder import Decoder, Memory, new_memory
+from ..model.drafter import DraftHead
+from ..model.rows import InputRow, Intermediate
+from .adapters import AdapterTable
+from .books import BlockPool, Labels, PhysicalSlots
+from .options import EngineOptions, facts_of
+from .picks import Picks
+from .prefix_cache import PrefixCache
+from .state import EngineState, Saved, state_of
+from .streams import DEFAULT, PREFILL, Streams
+
+ARENA_ROWS = 160
+HOT = 30.0
+"""The logit of a forced token; every other logit of its row is 0."""
+
+Tensor = torch.Tensor
+
+
+class EngineCore:
+    """State that the parts of the device share. ``picks`` is set in forced runs alone."""
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        options: EngineOptions,
+        *,
+        width: int,
+        facts: DeviceFacts | None = None,
+        picks: Picks | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        self.k, self.config, self.options, self.picks = kernels, config, options, picks
+        self.facts = facts or facts_of(config, options)
+        self.streams = streams or Streams()
+        self.decoder = Decoder(kernels, config, tensors, width)
+        on = self.on = self.decoder.device
+        self.head = DraftHead(kernels, config, tensors, self.decoder) if config.draft_head else None
+        self.pool = BlockPool(options.total_blocks, options.held_blocks)
+        self.slots = PhysicalSlots(options.max_sequences)
+        self.labels = Labels()
+        self.memory: Memory = new_memory(config, options.total_blocks, options.block_size, options.max_sequences, on)
+        self.adapters = AdapterTable()
+        self.cache: PrefixCache | None = None
+        if options.prefix_cache:
+            self.cache = PrefixCache(self.pool, options.block_size, options.snapshots, config.linear is not None)
+            self.pool.make_room = self.cache.evict_one
+        self.logits = torch.zeros((ARENA_ROWS, config.vocab_size), device=on)
+        self.hidden = torch.zeros((ARENA_ROWS, config.hidden_size), device=on)
+        self.saved = torch.zeros(config.hidden_size, device=on)
+        self.stash = torch.zeros((32, config.hidden_size), device=on)
+        self.cells = torch.zeros(ARENA_ROWS, dtype=torch.int64, device=on)
+        self.buffers: dict[int, Tensor] = {}
+        self.forced: dict[int, int] = {}
+        self.live: list[Sequence] = []
+
+    # -- blocks
+
+    def take_blocks(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[Sequence, list[int]]]:
+        """Raise block tables to so many entries, all or none. Raises KvExhausted with nothing changed."""
+        missing = [(seq, max(0, blocks - len(state_of(seq).blocks))) for seq, blocks in wanted]
+        taken = self.pool.take(sum(count for _, count in missing))
+        given = []
+        for seq, count in missing:
+            given.append((seq, taken[:count]))
+            if count:
+                self._extend(seq, taken[:count])
+            taken = taken[count:]
+        return given
+
+    def _extend(self, seq: Sequence, blocks: list[int]) -> None:
+        state = state_of(seq)
+        state.blocks.extend(blocks)
+        state.table = torch.tensor(state.blocks)
+        seq.num_blocks = len(state.blocks)
+
+    def _one_ahead(self, seq: Sequence, length: int) -> None:
+        """At a full boundary the table is one block ahead, if the pool has one on its free list (S6 section 9)."""
+        state = state_of(seq)
+        ahead = length // self.options.block_size + 1 - len(state.blocks)
+        if 0 < ahead <= self.pool.free:
+            self._extend(seq, self.pool.take(ahead))
+
+    def drop_blocks(self, seq: Sequence, count: int) -> None:
+        """Give the last ``count`` table entries back, at most all."""
+        state = state_of(seq)
+        for _ in range(min(count, len(state.blocks))):
+            self.pool.release(state.blocks.pop())
+        state.table = torch.tensor(state.blocks, dtype=torch.int64)
+        seq.num_blocks = len(state.blocks)
+
+    # -- forwards
+
+    def rows_of(self, seq: Sequence, tokens: list[int], start: int) -> list[InputRow]:
+        """Input rows at positions from ``start`` on. Ids outside the vocabulary (decision D17) wrap."""
+        state, vocab = state_of(seq), self.config.vocab_size
+        floor = state.match.matched if state.match is not None else 0
+        return [
+            InputRow(
+                token=token % vocab,
+                position=start + i,
+                table=state.table,
+                slot=state.slot,
+                write=start + i >= floor,
+                adapter=state.adapter,
+                history=state.history if start + i < self.options.max_seq_len else None,
+            )
+            for i, token in enumerate(tokens)
+        ]
+
+    def launch(
+        self,
+        stream: int,
+        seqs: list[Sequence],
+        rows: list[InputRow],
+        forced: dict[int, int] | None = None,
+        recurrent: bool = True,
+    ) -> None:
+        """Queue a forward. It runs after all S work on its sequences, and after P work when it is queued on D."""
+        for seq in seqs:
+            self.streams.wait(stream, state_of(seq).secondary, "forward-after-secondary")
+        self._reach_arena(rows)
+        logits, hidden, cells, scripted = self.logits, self.hidden, self.cells, dict(forced or {})
+
+        def work() -> None:
+            self.decoder.forward(rows, self.memory, cells, hidden, logits, recurrent)
+            for row, token in scripted.items():
+                logits[row] = 0.0
+                if token < logits.shape[1]:
+                    logits[row, token] = HOT
+
+        mark = self.streams.run(stream, work)
+        self.forced = scripted
+        if stream == PREFILL:
+            for seq in seqs:
+                state_of(seq).prefill = mark
+
+    def _reach_arena(self, rows: list[InputRow]) -> None:
+        top = max((max(row.logits, row.hidden) for row in rows), default=0) + 1
+        if top > self.logits.shape[0]:
+            for stream in (DEFAULT, PREFILL):
+                self.streams.synchronize(stream)
+            grow = top - self.logits.shape[0]
+            self.logits = torch.nn.functional.pad(self.logits, (0, 0, 0, grow))
+            self.hidden = torch.nn.functional.pad(self.hidden, (0, 0, 0, grow))
+            self.cells = torch.nn.functional.pad(self.cells, (0, grow))
+
+    def fed(self, seq: Sequence, tokens: list[int]) -> None:
+        """Book fed tokens after their forward was queued."""
+        seq.tokens.extend(tokens)
+        seq.seq_len = len(seq.tokens)
+        state_of(seq).rec = seq.seq_len
+        self._one_ahead(seq, seq.seq_len)
+
+    def blocks_before(self, seq: Sequence, rows: int) -> tuple[Sequence, int]:
+        """The table a forward of ``rows`` more rows needs before it runs (S6 3.1)."""
+        return seq, (seq.seq_len + rows - 1) // self.options.block_size + 1
+
+    # -- recurrent copies
+
+    def wait_for_copies(self, state: EngineState, stream: int = DEFAULT) -> None:
+        """A copy of live state on ``stream`` runs after S and P work on it."""
+        self.streams.wait(stream, state.secondary, "copy-after-secondary")
+        self.streams.wait(stream, state.prefill, "copy-after-prefill")
+
+    def load_state(self, slot: int, h: Tensor, conv: Tensor) -> None:
+        """Live state of all layers := a copy."""
+        self.memory.h[slot] = h
+        self.memory.conv[slot] = conv
+
+    def load_intermediate(self, slot: int, inter: Intermediate, h: bool = True, conv: bool = True) -> None:
+        """Live state := state after a verify row."""
+        for layer in range(len(inter.h)):
+            if h:
+                self.memory.h[slot, layer] = inter.h[layer]
+            if conv:
+                self.memory.conv[slot, layer] = inter.conv[layer]
+
+    # -- prefix-cache snapshots
+
+    def remember(self, seq: Sequence, tokens: list[int], stream: int) -> None:
+        """Snapshot the live state, which has absorbed exactly ``tokens``, into the prefix cache."""
+        if self.cache is None or not self.cache.recurrent:
+            return
+        state = state_of(seq)
+        if stream == DEFAULT:
+            self.wait_for_copies(state)
+        saved = self.copy_state(state.slot, len(tokens))
+        slot = state.slot
+
+        def work() -> None:
+            saved.h.copy_(self.memory.h[slot])
+            saved.conv.copy_(self.memory.conv[slot])
+
+        mark = self.streams.run(stream, work)
+        self.cache.remember(seq.adapter_id, tokens, saved, mark)
+
+    def copy_state(self, slot: int, position: int) -> Saved:
+        """Room for a copy of a slot's recurrent state; it is filled by work queued later."""
+        return Saved(position, self.memory.h[slot].clone().zero_(), self.memory.conv[slot].clone().zero_())

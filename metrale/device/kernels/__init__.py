@@ -1,0 +1,1 @@
+"""Kernels of the engine: the torch reference, and what every backend must offer."""

@@ -1,0 +1,90 @@
+"""From a model folder, or weights in memory, to a device on one of the backends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from .checkpoint import ModelConfig, load_config, load_lora, load_tensors
+from .engine import EngineDevice, EngineOptions, Streams
+from .errors import ModelError
+from .kernels import reference
+
+BACKENDS = ("torch", "cuda-sim", "cuda")
+SIMULATOR = "NUMBA_ENABLE_CUDASIM"
+SHIPPED = "tiny-hybrid"
+SMALL_MODEL = 1024
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A kernel set, the rows of its tiles (0: as many as there are), and where its tensors live."""
+
+    kernels: ModuleType
+    width: int
+    device: torch.device
+
+    def place(self, tensors: Weights) -> Weights:
+        """The weights where the kernels want them."""
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+
+def backend(name: str) -> Backend:
+    """``torch``: the reference on the CPU. ``cuda``: the Numba kernels on a GPU. ``cuda-sim``: the same kernels in
+    Numba's simulator, which numba has to be told before it is first imported. Raises ModelError."""
+    if name == "torch":
+        return Backend(reference, reference.TILE, torch.device("cpu"))
+    if name not in BACKENDS:
+        raise ModelError(f"backend {name!r} is unknown; one of {', '.join(BACKENDS)}")
+    simulated = name == "cuda-sim"
+    if simulated and "numba" not in sys.modules:
+        os.environ[SIMULATOR] = "1"
+    if simulated != (os.environ.get(SIMULATOR) == "1"):
+        wanted = "with" if simulated else "without"
+        raise ModelError(f"backend {name}: start this process {wanted} {SIMULATOR}=1 in its environment")
+    if not simulated and not torch.cuda.is_available():
+        raise ModelError("backend cuda: torch sees no CUDA GPU here; `torch` and `cuda-sim` run on the CPU")
+    kernels = importlib.import_module("metrale.device.cuda.backend")
+    return Backend(kernels, 0, torch.device("cpu" if simulated else "cuda"))
+
+
+def shipped_model() -> Path:
+    """The folder of the model that comes with the package."""
+    return Path(str(resources.files("metrale.device") / "checkpoints" / SHIPPED))
+
+
+def limit_threads(hidden_size: int) -> None:
+    """One thread for a small model, whose products are shorter than a thread's start, else two. Any number that is a
+    power of two keeps results the same (see kernels.reference)."""
+    torch.set_num_threads(1 if hidden_size < SMALL_MODEL else 2)
+
+
+def build_device(
+    config: ModelConfig,
+    tensors: Weights,
+    options: EngineOptions,
+    streams: Streams | None = None,
+    on: Backend | None = None,
+) -> EngineDevice:
+    """A device over weights in memory; the ``torch`` backend unless said."""
+    on = on or backend("torch")
+    return EngineDevice(on.kernels, config, on.place(tensors), options, width=on.width, streams=streams)
+
+
+def open_model(path: Path, options: EngineOptions, lora: Path | None = None, on: Backend | None = None) -> EngineDevice:
+    """Load a folder; ``lora`` becomes the active adapter. Raises ModelError."""
+    config = load_config(path)
+    adapter = load_lora(lora, config) if lora is not None else None
+    device = build_device(config, load_tensors(path, config), options, on=on)
+    if adapter is not None:
+        device.adapters.active = device.adapters.load(adapter.to(device.on))
+    return device

@@ -1,0 +1,1 @@
+"""The supported decoders over paged K/V and pooled recurrent state."""

@@ -1,0 +1,318 @@
+"""Decoder layers of the families llama, qwen2, qwen3 and qwen3_next over paged K/V and pooled recurrent state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from ..checkpoint.config import FULL, LINEAR, ModelConfig
+from ..checkpoint.lora import LoraAdapter
+from ..kernels import dispatch
+from .rope import RopeTable
+from .rows import InputRow, Tile, tiles
+
+Tensor = torch.Tensor
+
+
+@dataclass(slots=True)
+class Memory:
+    """What persists between forwards. K and V: per attention layer [blocks + 1, block_size, KV, D], the last block is
+    the dummy. Recurrent, per slot and layer: ``h`` [slots + 1, layers, Hv, Dk, Dv], ``conv`` [slots + 1, layers,
+    taps - 1, C], the last slot is the dummy."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    h: Tensor
+    conv: Tensor
+    block_size: int
+
+    @property
+    def dummy(self) -> int:
+        """Flat K/V position that padding rows write."""
+        return (self.keys[0].shape[0] - 1) * self.block_size if self.keys else 0
+
+
+def new_memory(config: ModelConfig, blocks: int, block_size: int, slots: int, on: torch.device) -> Memory:
+    """Zeroed pools."""
+    linear = config.linear
+    shape = (blocks + 1, block_size, config.kv_heads, config.head_dim)
+    layers = len(config.linear_layers)
+    if linear is None:
+        h, conv = torch.zeros((slots + 1, 0)), torch.zeros((slots + 1, 0))
+    else:
+        h = torch.zeros((slots + 1, layers, linear.value_heads, linear.key_dim, linear.value_dim))
+        conv = torch.zeros((slots + 1, layers, linear.taps - 1, linear.channels))
+    count = len(config.attention_layers)
+    return Memory(
+        [torch.zeros(shape, device=on) for _ in range(count)],
+        [torch.zeros(shape, device=on) for _ in range(count)],
+        h.to(on),
+        conv.to(on),
+        block_size,
+    )
+
+
+class Projection:
+    """A weight matrix by name, with whatever adapters the tile's rows carry."""
+
+    def __init__(self, k: ModuleType, tensors: dict[str, Tensor], name: str) -> None:
+        self.k = k
+        self.name = f"{name}.weight"
+        self.weight = tensors[self.name]
+        self.bias = tensors.get(f"{name}.bias")
+
+    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
+        """[R, in] to [R, out]."""
+        y = self.k.linear(x, self.weight, self.bias)
+        for mask, adapter in tile.loras:
+            delta = adapter.deltas.get(self.name)
+            if delta is not None:
+                a, b, scale = delta
+                y = torch.where(mask, y + self.k.linear(self.k.linear(x, a), b) * scale, y)
+        return y
+
+
+class Stack:
+    """Projections of one input as one product: their weights one above the other.
+
+    ``order`` lists the rows of the stacked output as they shall come, where a checkpoint stores them interleaved.
+    """
+
+    def __init__(
+        self, k: ModuleType, tensors: dict[str, Tensor], names: list[str], order: Tensor | None = None
+    ) -> None:
+        self.k, self.order = k, order
+        self.names = [f"{name}.weight" for name in names]
+        self.sizes = [tensors[name].shape[0] for name in self.names]
+        self.weight = torch.cat([tensors[name] for name in self.names])
+        biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
+        self.bias = torch.cat(biases) if biases else None
+        if order is not None:
+            self.weight = self.weight[order].contiguous()
+
+    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
+        """[R, in] to [R, sum of outputs]."""
+        y = self.k.linear(x, self.weight, self.bias)
+        for mask, adapter in tile.loras:
+            if any(name in adapter.deltas for name in self.names):
+                y = torch.where(mask, y + self._delta(x, adapter), y)
+        return y
+
+    def _delta(self, x: Tensor, adapter: LoraAdapter) -> Tensor:
+        """What an adapter adds, in the order of the output."""
+        parts = []
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if name in adapter.deltas:
+                a, b, scale = adapter.deltas[name]
+                parts.append(self.k.linear(self.k.linear(x, a), b) * scale)
+            else:
+                parts.append(x.new_zeros((x.shape[0], size)))
+        stacked = torch.cat(parts, dim=-1)
+        return stacked if self.order is None else stacked[:, self.order]
+
+
+class Attention:
+    """Grouped-query attention over block tables."""
+
+    def __init__(
+        self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str, window: int
+    ) -> None:
+        self.k, self.config, self.window = k, config, window
+        self.qkv = Stack(k, tensors, [f"{prefix}self_attn.{n}_proj" for n in ("q", "k", "v")])
+        self.o = Projection(k, tensors, f"{prefix}self_attn.o_proj")
+        self.q_norm = _norm_weight(config, tensors, f"{prefix}self_attn.q_norm.weight")
+        self.k_norm = _norm_weight(config, tensors, f"{prefix}self_attn.k_norm.weight")
+        self.scale = config.head_dim**-0.5
+
+    def __call__(self, x: Tensor, tile: Tile, rope: RopeTable, keys: Tensor, values: Tensor) -> Tensor:
+        """[R, W] to [R, W]; writes K/V of the rows first."""
+        c, k, rows = self.config, self.k, x.shape[0]
+        q, key, value = self.qkv(x, tile).split_with_sizes(self.qkv.sizes, dim=-1)
+        q, gate = q.view(rows, c.heads, -1), None
+        if c.output_gate:
+            q, gate = q[..., : c.head_dim].contiguous(), q[..., c.head_dim :].reshape(rows, -1)
+        key, value = key.view(rows, c.kv_heads, c.head_dim), value.view(rows, c.kv_heads, c.head_dim)
+        if c.qk_norm:
+            q, key = k.rms_norm(q, self.q_norm, c.eps), k.rms_norm(key, self.k_norm, c.eps)
+        q = dispatch.rope_write(k, q, key, value, rope.cos, rope.sin, tile.positions, tile.where, keys, values)
+        mixed = dispatch.attention(k, q, keys, values, tile.paging(self.window), self.scale).view(rows, -1)
+        return self.o(mixed if gate is None else mixed * k.sigmoid(gate), tile)
+
+
+class DeltaNet:
+    """Gated delta-rule linear attention with its causal convolution."""
+
+    def __init__(self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str) -> None:
+        assert config.linear is not None
+        self.k, self.linear, self.eps = k, config.linear, config.eps
+        name = f"{prefix}linear_attn."
+        self.inputs = Stack(k, tensors, [f"{name}in_proj_qkvz", f"{name}in_proj_ba"], self._order())
+        self.out = Projection(k, tensors, f"{name}out_proj")
+        self.taps = tensors[f"{name}conv1d.weight"][:, 0].t().contiguous()
+        self.dt_bias, self.decay = tensors[f"{name}dt_bias"], tensors[f"{name}A_log"].exp()
+        self.norm = tensors[f"{name}norm.weight"]
+
+    def _order(self) -> Tensor:
+        """Checkpoints interleave by key head: [q, k, v, z] of each, [b, a] of each. Here: all q, k, v, z, then b, a."""
+        n = self.linear
+        per = n.value_heads // n.key_heads
+        wide = torch.arange(2 * n.keys + 2 * n.values).view(n.key_heads, -1)
+        gates = torch.arange(2 * n.value_heads).view(n.key_heads, -1) + wide.numel()
+        sizes = [n.key_dim, n.key_dim, per * n.value_dim, per * n.value_dim]
+        parts = [*wide.split_with_sizes(sizes, dim=1), *gates.split_with_sizes([per, per], dim=1)]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def __call__(self, x: Tensor, tile: Tile, h: Tensor, conv: Tensor) -> Tensor:
+        """[R, W] to [R, W]; ``h`` and ``conv`` are this layer's states by slot."""
+        k, n, rows = self.k, self.linear, x.shape[0]
+        sizes = [n.channels, n.values, n.value_heads, n.value_heads]
+        mixed, z, b, a = self.inputs(x, tile).split_with_sizes(sizes, dim=-1)
+        source = torch.cat([conv.index_select(0, tile.places).view(-1, n.channels), mixed])
+        beta, decay = k.delta_gates(b, a, self.decay, self.dt_bias)
+        qk, v = k.conv(source, tile.window, self.taps).split_with_sizes([2 * n.keys, n.values], dim=-1)
+        qk = k.l2_norm(qk.reshape(rows, 2 * n.key_heads, n.key_dim))
+        q, key = qk[:, : n.key_heads] / n.key_dim**0.5, qk[:, n.key_heads :]
+        v = v.reshape(rows, n.value_heads, n.value_dim)
+        keep = any(row.inter is not None for row in tile.rows)
+        out, kept = dispatch.delta_rule(k, h, tile.runs, q, key, v, beta, decay, keep)
+        for i, row in enumerate(tile.rows):
+            if row.inter is not None:
+                row.inter.h.append(kept[i])
+                row.inter.conv.append(source.index_select(0, tile.window[1:, i]))
+        conv.index_copy_(0, tile.places, source[tile.tail])
+        gated = k.rms_norm(out, self.norm, self.eps).view(rows, -1) * k.silu(z)
+        return self.out(gated, tile)
+
+
+class Mlp:
+    """SwiGLU."""
+
+    def __init__(self, k: ModuleType, tensors: dict[str, Tensor], prefix: str) -> None:
+        self.k = k
+        self.both = Stack(k, tensors, [f"{prefix}gate_proj", f"{prefix}up_proj"])
+        self.down = Projection(k, tensors, f"{prefix}down_proj")
+
+    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
+        """[R, W] to [R, W]."""
+        gate, up = self.both(x, tile).split_with_sizes(self.both.sizes, dim=-1)
+        return self.down(self.k.swiglu(gate, up), tile)
+
+
+class Experts:
+    """Mixture of experts with one shared expert."""
+
+    def __init__(self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str) -> None:
+        assert config.experts is not None
+        self.k, self.config = k, config.experts
+        self.router = Projection(k, tensors, f"{prefix}gate")
+        self.experts = [Mlp(k, tensors, f"{prefix}experts.{i}.") for i in range(config.experts.count)]
+        self.shared = Mlp(k, tensors, f"{prefix}shared_expert.")
+        self.shared_gate = Projection(k, tensors, f"{prefix}shared_expert_gate")
+
+    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
+        """[R, W] to [R, W]: every expert that some row chose runs on the whole tile, with share 0 for the others."""
+        weights, chosen = self.k.route(self.router(x, tile), self.config.chosen, self.config.normalise)
+        shares = x.new_zeros((x.shape[0], self.config.count)).scatter_(1, chosen, weights)
+        total = torch.zeros_like(x)
+        for index in sorted(set(chosen[: len(tile.rows)].flatten().tolist())):
+            total = total + self.experts[index](x, tile) * shares[:, index : index + 1]
+        return total + self.k.sigmoid(self.shared_gate(x, tile)) * self.shared(x, tile)
+
+
+class Layer:
+    """One decoder layer: mixer and MLP, each behind a norm and a residual."""
+
+    def __init__(
+        self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str, kind: str, sparse: bool
+    ) -> None:
+        self.k, self.eps, self.kind = k, config.eps, kind
+        self.before = _norm_weight(config, tensors, f"{prefix}input_layernorm.weight")
+        self.after = _norm_weight(config, tensors, f"{prefix}post_attention_layernorm.weight")
+        window = config.window if kind not in (FULL, LINEAR) else 0
+        self.mixer = (
+            DeltaNet(k, config, tensors, prefix) if kind == LINEAR else Attention(k, config, tensors, prefix, window)
+        )
+        self.mlp = Experts(k, config, tensors, f"{prefix}mlp.") if sparse else Mlp(k, tensors, f"{prefix}mlp.")
+
+    def __call__(self, x: Tensor, tile: Tile, *state: object) -> Tensor:
+        """[R, W] to [R, W]."""
+        x = x + self.mixer(self.k.rms_norm(x, self.before, self.eps), tile, *state)  # type: ignore[arg-type]
+        return x + self.mlp(self.k.rms_norm(x, self.after, self.eps), tile)
+
+
+class Decoder:
+    """The whole model. ``width`` is the number of rows of a tile, 0 for as many as there are."""
+
+    def __init__(self, kernels: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], width: int) -> None:
+        self.k, self.config, self.width = kernels, config, width
+        self.embeddings = tensors["model.embed_tokens.weight"]
+        self.head = self.embeddings if config.tied else tensors["lm_head.weight"]
+        self.norm = _norm_weight(config, tensors, "model.norm.weight")
+        self.device = self.embeddings.device
+        self.rope = RopeTable(config.rope, self.device)
+        self.layers = [
+            Layer(kernels, config, tensors, f"model.layers.{i}.", kind, i in config.sparse_layers)
+            for i, kind in enumerate(config.layer_types)
+        ]
+        self.taps = config.linear.taps if config.linear else 2
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        rows: list[InputRow],
+        memory: Memory,
+        cells: Tensor,
+        hidden: Tensor,
+        logits: Tensor,
+        recurrent: bool = True,
+    ) -> None:
+        """Run ``rows`` through the layers. Fills rows of ``hidden`` (before the final norm) and of ``logits``.
+
+        Rows of one sequence must follow each other in the order of their positions. ``recurrent`` false skips the
+        recurrent layers (self-speculation).
+        """
+        self.rope.reach(max(row.position for row in rows) + 1)
+        for tile in tiles(rows, self.width, memory.block_size, memory.dummy, self.taps, cells, self.device):
+            x = self._layers(tile, memory, recurrent)
+            self._deliver(x, tile, hidden, logits)
+
+    def _layers(self, tile: Tile, memory: Memory, recurrent: bool) -> Tensor:
+        x = self.k.embed(self.embeddings, tile.ids)
+        attention, delta = 0, 0
+        for layer in self.layers:
+            if layer.kind == LINEAR:
+                if recurrent:
+                    x = layer(x, tile, memory.h[:, delta], memory.conv[:, delta])
+                delta += 1
+            else:
+                x = layer(x, tile, self.rope, memory.keys[attention], memory.values[attention])
+                attention += 1
+        return x
+
+    def _deliver(self, x: Tensor, tile: Tile, hidden: Tensor, logits: Tensor) -> None:
+        wanted = [i for i, row in enumerate(tile.rows) if row.logits >= 0]
+        if wanted:
+            scores = self.scores(self.k.rms_norm(x, self.norm, self.config.eps))
+            logits[[tile.rows[i].logits for i in wanted]] = scores[wanted]
+        kept = [i for i, row in enumerate(tile.rows) if row.hidden >= 0]
+        if kept:
+            hidden[[tile.rows[i].hidden for i in kept]] = x[kept]
+        for i, row in enumerate(tile.rows):
+            if row.history is not None:
+                row.history[row.position] = x[i]
+
+    def release(self) -> None:
+        """Let go of all weights; the decoder is not used afterwards."""
+        self.layers.clear()
+        self.embeddings = self.head = self.norm = torch.empty(0)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Logits [R, V] of normed rows."""
+        return self.k.linear(x, self.head)
+
+
+def _norm_weight(config: ModelConfig, tensors: dict[str, Tensor], name: str) -> Tensor:
+    """A norm's weight with the family's offset applied (qwen3_next stores weight - 1)."""
+    return tensors[name] + config.norm_offset if name in tensors else torch.empty(0)

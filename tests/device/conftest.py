@@ -1,0 +1,7 @@
+"""Tests of the engine run beside each other: one thread each."""
+
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,113 @@
+"""Forced, free and late runs of the engine behind the scheduler, and that they can fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metrale.cli import conform as command
+from metrale.cli.errors import BadInput
+from metrale.cli.forced import ForcedDevice, edge_device
+from metrale.cli.free_mode import PIPELINED, WAYS, alone, check_way, models
+from metrale.cli.goldens import find_pairs
+from metrale.device.conformance.ordering import CASES
+from metrale.device.engine import Streams
+from metrale.device.loading import shipped_model
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+PAIRS = find_pairs([GOLDEN])
+TOKENS = 16
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_forced_traces_equal_the_goldens(pair):
+    check = command.forced_check(pair)
+    assert check.problem == ""
+    assert check.excused == ""
+
+
+@pytest.mark.parametrize("pair", PAIRS[:: max(1, len(PAIRS) // 12)], ids=lambda pair: pair.name)
+def test_forced_traces_in_late_order(pair):
+    assert command.forced_check(pair, "late").problem == ""
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_scenarios_on_the_engine_and_on_the_mock(seed):
+    check = command.drawn_check(seed)
+    assert check.problem == "" or check.excused
+
+
+def test_a_wrong_engine_is_noticed(monkeypatch):
+    """Rows of a forced run really come from the engine's own arena: spoil the pick and the trace differs."""
+    monkeypatch.setattr(ForcedDevice, "argmax_batch", lambda self, row, count, stream: [5] * count)
+    pair = next(pair for pair in PAIRS if pair.name == "preempt_requeue")
+    assert "instead of" in command.forced_check(pair).problem
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return [(weights, ways, alone(weights, TOKENS)) for weights, ways in models(shipped_model())]
+
+
+@pytest.mark.parametrize("way", [*WAYS, *PIPELINED], ids=lambda way: way.name)
+def test_free_text_is_the_same_on_every_way(loaded, way):
+    weights, _, wanted = next(entry for entry in loaded if way in entry[1])
+    assert check_way(weights, way, wanted, TOKENS) == ""
+
+
+@pytest.mark.parametrize("name", ["mixed", "spilled", "MTP batched", "MTP mixed", "MTP with prefix cache", "n-gram"])
+def test_free_text_in_late_and_random_order(loaded, name):
+    weights, ways, wanted = loaded[0]
+    way = next(way for way in ways if way.name == name)
+    for order, seed in (("late", 0), ("random", 3)):
+        assert check_way(weights, way, wanted, TOKENS, Streams(order, seed)) == ""
+
+
+@pytest.mark.parametrize(("edge", "name"), [("event", "mixed"), ("forward-after-secondary", "MTP K4")])
+def test_a_missing_wait_shows_in_free_text(loaded, edge, name):
+    weights, ways, wanted = loaded[0]
+    way = next(way for way in ways if way.name == name)
+    assert "instead of" in check_way(weights, way, wanted, TOKENS, Streams("late", 0, without=edge))
+
+
+def test_a_way_that_is_not_taken_is_no_success(loaded):
+    weights, ways, wanted = loaded[0]
+    way = replace(ways[0], evidence=("beam_search_of_the_moon(",))
+    assert "this way was not taken" in check_way(weights, way, wanted, TOKENS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.edge)
+def test_every_wait_is_needed(case):
+    wanted = case.outcome(edge_device(case, Streams()))
+    assert case.outcome(edge_device(case, Streams("late"))) == wanted
+    assert case.outcome(edge_device(case, Streams("late", without=case.edge))) != wanted
+
+
+def run(*args: str) -> int:
+    return command.conform.main(args=list(args), standalone_mode=False)
+
+
+def test_the_command(capsys):
+    paths = [str(GOLDEN / "beam.toml"), str(GOLDEN / "verify_k4.toml")]
+    assert run("--mode", "forced", *paths, "--seeds", "3", "--json") == 0
+    out, err = capsys.readouterr()
+    assert [check["problem"] for check in json.loads(out)["checks"]] == [""] * 5
+    assert err == "5 checks, 0 failed: forced 5/5\n"
+
+
+def test_the_command_on_a_changed_golden(tmp_path, capsys):
+    (tmp_path / "beam.toml").write_bytes((GOLDEN / "beam.toml").read_bytes())
+    text = (GOLDEN / "beam.trace").read_text()
+    (tmp_path / "beam.trace").write_text(text.replace("n=1", "n=2", 1))
+    assert run("--mode", "forced", str(tmp_path)) == 1
+    out, err = capsys.readouterr()
+    assert "instead of" in out
+    assert f"next: metrale run {tmp_path}/beam.toml --device torch" in err
+
+
+def test_the_command_without_a_model(tmp_path):
+    with pytest.raises(BadInput, match="no such directory"):
+        run("--mode", "free", "--model", str(tmp_path / "absent"))

@@ -1,0 +1,113 @@
+"""``metrale generate`` on the shipped model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from metrale.cli.errors import BadInput
+from metrale.cli.generate import generate
+from metrale.device.checkpoint import load_config, load_tokenizer
+from metrale.device.checkpoint.tokenizer import TextStream
+from metrale.device.loading import shipped_model
+
+
+def run(*args: str) -> int:
+    return generate.main(args=list(args), standalone_mode=False)
+
+
+def objects(capsys, *args: str) -> list[dict]:
+    assert run("--json", *args) == 0
+    out, err = capsys.readouterr()
+    assert f"{len(out.splitlines())} prompts" in err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+PROMPTS = ("A scheduler decides", "Q: What is a slot?", "In tick 4, request", "x")
+
+
+def test_the_shipped_model_says_something_it_was_taught(capsys):
+    assert run("Q: What is a slot? A:") == 0
+    out, err = capsys.readouterr()
+    assert out == " A slot is a label.\n" or out.startswith(" A slot is a label.")
+    assert "1 prompts" in err
+
+
+def test_the_shipped_model_is_small():
+    assert sum(file.stat().st_size for file in shipped_model().iterdir()) <= 4 << 20
+    assert load_config(shipped_model()).family == "qwen3_next"
+
+
+def test_objects(capsys):
+    (answer,) = objects(capsys, "--max-tokens", "5", "A scheduler decides")
+    tokenizer = load_tokenizer(shipped_model(), 512)
+    assert sorted(answer) == ["finish_reason", "prompt_tokens", "text", "tokens"]
+    assert answer["prompt_tokens"] == tokenizer.encode("A scheduler decides")
+    assert len(answer["tokens"]) == 5
+    assert answer["text"] == tokenizer.decode(answer["tokens"])
+    assert answer["finish_reason"] == "length"
+
+
+def test_several_prompts_at_once_say_what_each_says_alone(capsys):
+    together = objects(capsys, "--max-tokens", "24", *PROMPTS)
+    for prompt, answer in zip(PROMPTS, together, strict=True):
+        assert objects(capsys, "--max-tokens", "24", prompt) == [answer]
+    for extra in (["--batch", "1"], ["--batch", "2", "--drafts", "0"], ["--drafts", "1"], ["--drafts", "6"]):
+        assert objects(capsys, "--max-tokens", "24", *extra, *PROMPTS) == together
+
+
+def test_an_adapter_changes_the_text_and_the_base_model_stays(capsys, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    name = "base_model.model.model.layers.3.self_attn.v_proj"
+    weights = {f"{name}.lora_A.weight": torch.ones(2, 128) * 0.1, f"{name}.lora_B.weight": torch.ones(64, 2) * 0.1}
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 64}')
+    base = objects(capsys, "--max-tokens", "12", *PROMPTS)
+    adapted = objects(capsys, "--max-tokens", "12", "--lora", str(tmp_path), *PROMPTS)
+    assert [answer["tokens"] for answer in adapted] != [answer["tokens"] for answer in base]
+    assert objects(capsys, "--max-tokens", "12", "--lora", str(tmp_path), "--drafts", "3", *PROMPTS) == adapted
+    assert objects(capsys, "--max-tokens", "12", *PROMPTS) == base
+
+
+def test_streams_of_several_prompts_come_in_order(capsys):
+    together = objects(capsys, "--max-tokens", "12", *PROMPTS)
+    assert run("--max-tokens", "12", *PROMPTS) == 0
+    wanted = "".join(f"==> {p} <==\n{a['text']}\n" for p, a in zip(PROMPTS, together, strict=True))
+    assert capsys.readouterr().out == wanted
+
+
+def test_sampling_is_seeded(capsys):
+    def once(seed: str) -> list[dict]:
+        return objects(capsys, "--temperature", "1.5", "--seed", seed, "--max-tokens", "20", "In tick")
+
+    assert once("1") == once("1")
+    assert once("1") != once("2")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--model", "/nonexistent/model", "x"], "no such directory"),
+        (["--lora", "/nonexistent/adapter", "x"], "no such directory"),
+        (["--lora", str(shipped_model()), "x"], r"adapter_config\.json: no such file"),
+        ([""], "prompt 1 is empty"),
+        (["a", ""], "prompt 2 is empty"),
+        (["word " * 5000], "this model takes 4095 at most"),
+    ],
+)
+def test_bad_input_is_one_line(args, text):
+    with pytest.raises(BadInput, match=text) as caught:
+        run(*args)
+    assert "\n" not in caught.value.message
+
+
+def test_text_comes_in_whole_characters():
+    tokenizer = load_tokenizer(shipped_model(), 512)
+    for text in ("plain", "naïve café", "日本語 text", "🙂🙃 end", "a\nb"):
+        stream = TextStream(tokenizer)
+        pieces = [stream.push(token) for token in tokenizer.encode(text)]
+        assert "".join(pieces) + stream.flush() == text
+        assert all("\ufffd" not in piece for piece in pieces)

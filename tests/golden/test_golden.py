@@ -35,7 +35,7 @@ def shows(name: str, *pieces: str) -> bool:
 def test_every_scenario_has_its_golden_and_every_golden_its_scenario() -> None:
     assert len(NAMES) >= 100
     assert sorted(path.stem for path in GOLDEN.glob("*.trace")) == NAMES
-    assert {path.suffix for path in GOLDEN.iterdir()} <= {".toml", ".trace", ".pending"}
+    assert {path.suffix for path in GOLDEN.iterdir()} <= {".toml", ".trace", ".pending", ".md"}
 
 
 @pytest.mark.parametrize("name", NAMES)

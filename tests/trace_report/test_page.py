@@ -75,6 +75,14 @@ def test_columns_are_marked() -> None:
     assert marks == [0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
+def test_a_trace_page_says_what_the_clients_saw() -> None:
+    outs = "".join(f"out s{i}: dropped\n" for i in range(300))
+    page = trace_page("x", f"# scenario x\n-- tick 1\n{outs}".encode())
+    assert "out s199: dropped" in page
+    assert "out s200: dropped" not in page
+    assert "… and 100 more" in page
+
+
 def test_a_large_trace_comes_in_chunks() -> None:
     page = trace_page("x", golden("watchdog_rollback").encode())
     assert page.count('type="application/octet-stream"') == -(-256 // CHUNK)

@@ -1,5 +1,5 @@
 """How the rows of a tile reach the kernels: one by one, as the reference takes them, or all in one launch where the
-backend offers it (``attend_rows``, ``delta_rows``, ``rope_and_write``)."""
+backend offers it (``attend_paged``, ``delta_rows``, ``rope_and_write``)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ Tensor = torch.Tensor
 
 def attention(k: ModuleType, q: Tensor, keys: Tensor, values: Tensor, paging: Paging, scale: float) -> Tensor:
     """Live rows of q [R, H, D], each over its own context; rows of padding answer 0."""
-    live = len(paging.contexts)
-    if hasattr(k, "attend_rows"):
-        shape = k.attention_shape_of(q, keys)
-        spans = list(zip(paging.starts, paging.contexts, strict=True))
-        pieces = max(k.split_count(shape, *span) for span in spans)
-        tables = torch.nn.utils.rnn.pad_sequence(paging.tables, batch_first=True).to(q.device)
-        places = torch.tensor(spans, device=q.device)
-        return k.attend_rows(q.contiguous(), keys, values, tables, places, pieces, scale, shape)
+    if hasattr(k, "attend_paged"):
+        return k.attend_paged(q, keys, values, paging, scale)
     mixed = torch.zeros_like(q)
-    for i in range(live):
+    for i in range(len(paging.contexts)):
         start, context = paging.starts[i], paging.contexts[i]
         mixed[i] = k.attend(q[i], keys, values, paging.tables[i], context, start, scale)
     return mixed

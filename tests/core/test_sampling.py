@@ -324,3 +324,11 @@ def test_stage_order_and_names() -> None:
     logits = np.zeros(64, np.float32)
     run_stages(logits, Pick(row([10]), SchedulerConfig()))
     assert not logits.any()
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-100, 1e-40, 1e-38, 1e-10])
+def test_a_tiny_temperature_takes_the_peak(temperature: float) -> None:
+    logits = np.zeros(64, dtype=np.float32)
+    logits[10] = 30.0
+    params = SamplingParams(temperature=temperature)
+    assert {sample(logits, params, seed) for seed in range(42, 62)} == {10}

@@ -38,8 +38,7 @@ def sample(logits: Logits, params: SamplingParams, seed: int) -> int:
     ids = _candidates(logits, params)
     if not len(ids):
         return last_maximum(logits)
-    scaled = logits[ids] / np.float32(params.temperature)
-    weights = np.exp(scaled - scaled.max())
+    weights = _weights(logits[ids], np.float32(params.temperature))
     if params.min_p > 0.0:
         keep = weights >= np.float32(params.min_p)
         ids, weights = ids[keep], weights[keep]
@@ -49,6 +48,15 @@ def sample(logits: Logits, params: SamplingParams, seed: int) -> int:
     share = np.float32(draw24(seed & _MASK64) / 2**24)
     reached = running >= share * running[-1]
     return int(ids[int(reached.argmax())]) if reached.any() else int(ids[-1])
+
+
+def _weights(values: Logits, temperature: np.float32) -> Logits:
+    """exp(value / temperature - the largest of these); a temperature too small to divide by leaves the maxima alone."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scaled = values / temperature
+        peak = scaled.max()
+        weights: Logits = np.exp(scaled - peak) if np.isfinite(peak) else np.float32(values == values.max())
+    return weights
 
 
 def _candidates(logits: Logits, params: SamplingParams) -> NDArray[np.intp]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from metrale.cli.errors import DIFFERENT, BadInput
 from metrale.cli.files import print_json, write_whole
-from metrale.sim.mutants.measure import Noticed, markdown, measure
+from metrale.sim.mutants.measure import Noticed, document, markdown, measure
 from metrale.sim.mutants.plant import PlantError
 from metrale.sim.mutants.table import MUTANTS
 
@@ -45,13 +45,12 @@ def mutants_command(
                 rows.append(measure(mutant, golden, seconds, small=not no_shrink))
     except PlantError as error:
         raise BadInput(f"{error}; the table metrale/sim/mutants/ must follow the code") from error
-    text = markdown(rows)
     if output is not None:
-        write_whole(output, text.encode())
+        write_whole(output, document(rows).encode())
     if as_json:
         print_json({"mutants": [row.to_dict() for row in rows]})
     elif output is None:
-        click.echo(text, nl=False)
+        click.echo(markdown(rows), nl=False)
     return _close(rows, time.monotonic() - started)
 
 

@@ -11,6 +11,7 @@ import click
 from metrale.cli.errors import DIFFERENT, BadInput
 from metrale.cli.files import print_json, read_input, write_whole
 from metrale.sim.fuzz.toml_text import scenario_toml
+from metrale.sim.invariants.base import plural
 from metrale.sim.scenario import ScenarioError, parse_scenario
 from metrale.sim.shrink import Shrunk, failures_of, pytest_text, shrink
 
@@ -48,7 +49,7 @@ def shrink_command(scenario: Path, output: Path | None, seed: int, as_json: bool
         click.echo(str(found.failure))
     click.echo(f"next: mend the fault, then metrale check {target} and metrale accept", err=True)
     requests, ticks = found.size
-    click.echo(f"{target}: {requests} requests, {ticks} ticks, {found.attempts} scenarios tried", err=True)
+    click.echo(f"{target}: {plural(requests, 'request')}, {plural(ticks, 'tick')}, {found.attempts} scenarios tried", err=True)
     return DIFFERENT
 
 

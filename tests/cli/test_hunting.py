@@ -66,7 +66,7 @@ def test_fuzz_shows_saves_and_replays_a_failing_seed(metrale: Run, broken: Path)
     assert metrale("fuzz", "--seeds", "0").returncode == 0
     small = run_broken(metrale, broken, "shrink", "found/fuzz_0.toml", "-o", "lost_block.toml")
     assert small.returncode == 1
-    assert small.stderr.splitlines()[-1].startswith("lost_block.toml: 1 requests, ")
+    assert small.stderr.splitlines()[-1].startswith("lost_block.toml: 1 request, ")
     assert (broken.parent / "test_lost_block.py").is_file()
     assert metrale("run", "lost_block.toml").returncode == 0
     assert metrale("shrink", "lost_block.toml").stderr == "lost_block.toml: breaks no invariant and no relation\n"

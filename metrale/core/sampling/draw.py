@@ -55,8 +55,8 @@ def _weights(values: Logits, temperature: np.float32) -> Logits:
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = values / temperature
         peak = scaled.max()
-        weights: Logits = np.exp(scaled - peak) if np.isfinite(peak) else np.float32(values == values.max())
-    return weights
+        weights: Logits = np.exp(scaled - peak)
+    return weights if np.isfinite(peak) else (values == values.max()).astype(np.float32)
 
 
 def _candidates(logits: Logits, params: SamplingParams) -> NDArray[np.intp]:

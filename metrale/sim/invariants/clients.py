@@ -154,7 +154,8 @@ class Clients(Invariant):
             most = life.budget - life.prompt
             if n > most:
                 return f"at most {most} tokens were asked for, {n} are counted"
-            if reason == "length" and n < most and guard is None and self._ceiling_unlikely(life):
+            counted = n >= life.outputs
+            if reason == "length" and n < most and guard is None and counted and self._ceiling_unlikely(life):
                 return f"it ends by length after {n} tokens of {most}"
         return None
 

@@ -31,6 +31,18 @@ class LiveSequence(Invariant):
     def named(self, rec: r.FreeSequence) -> None:
         self._lives(rec.seq)
 
+    @on(r.Prefill, r.PrefillChunk)
+    def begins(self, rec: r.Prefill | r.PrefillChunk) -> None:
+        """A request starts under its id: nobody else decodes or prefills under it (D18)."""
+        live = self.g.live
+        seq = live.get(rec.seq.slot)
+        if seq is None or seq.named:
+            return
+        for other in live.values():
+            if other.life is not None and other.life.id == rec.seq.hash:
+                self.fail(f"id {rec.seq.hash} is in use by the sequence on slot {other.slot}", other.born)
+                return
+
     @on(r.DecodeBatch, r.DecodeBatchFed, r.DecodeVerifyBatched)
     def batch(self, rec: r.DecodeBatch) -> None:
         live = self.g.live

@@ -30,6 +30,7 @@ class Replay(DraftReplay, MemoryReplay):
         g = self.g
         g.tick, g.tick_line = rec.tick, g.line
         g.failed_decode = 0
+        g.newest = None
 
     @on(r.CreateStream)
     def stream(self, rec: r.CreateStream) -> None:

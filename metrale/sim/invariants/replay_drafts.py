@@ -56,6 +56,7 @@ class DraftReplay:
     @on(r.Decode)
     def decode(self, rec: r.Decode) -> None:
         seq = self.g.live.get(rec.seq.slot)
+        self.g.uses_drafts = True
         if rec.error is not None or seq is None:
             return
         self.feed(seq, rec.token)
@@ -63,7 +64,7 @@ class DraftReplay:
         self.grown(seq, seq.length)
         seq.drafting = 0
         self._forward([seq])
-        self.g.rows_single = self.g.uses_drafts = True
+        self.g.rows_single = True
 
     def single_pick(self, seq: Seq, token: int) -> None:
         """The pick of a single decode is emitted at once; a finish may yet withdraw it."""

@@ -79,7 +79,7 @@ class MemoryReplay:
             blocks = seq.low if what == "spill_out_sequence" else None
             entry = Parked(life, life.id, seq.length, blocks, seq.pending, seq.fresh, seq.adapter, g.line, life.outputs)
             (g.requeued if blocks is None else g.spilled).append(entry)
-        elif seq.phase is Phase.EMPTY and seq.acquired:
+        elif seq.phase is Phase.EMPTY and what == "finish_sequence":
             life.hypothesis = seq.hypothesis
             if life.hypothesis is None and g.hypotheses:
                 life.hypothesis = g.hypotheses.pop(0)

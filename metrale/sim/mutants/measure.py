@@ -12,6 +12,7 @@ from typing import Any
 
 from metrale.sim.fuzz.hunt import SeedReport, try_seed
 from metrale.sim.fuzz.judge import judge
+from metrale.sim.invariants.base import plural
 from metrale.sim.scenario import Scenario, ScenarioError, load_scenario
 from metrale.sim.shrink import shrink
 
@@ -100,13 +101,34 @@ HEAD = "| planted fault | what goes wrong | goldens | invariants on goldens | a 
 RULE = "|---|---|---|---|---|---|---|"
 
 
+INTRO = """# Planted faults
+
+Does anything notice? Each row is a small change to the core or the mock device (`metrale/sim/mutants/`), made in
+memory for as long as it is looked at. "goldens" are the scenarios of `golden/` whose trace changes; "invariants on
+goldens" the rules that the changed traces break; "a hunt finds" what the first failing seed of `metrale fuzz` breaks,
+after how many seconds of one core; "smallest" what `metrale shrink` leaves of it. `metrale mutants -o docs/mutants.md`
+writes this file.
+
+{found} of {count} are found by a hunt, the median after {median:.1f} s; {seen} of {count} change a golden.
+
+"""
+
+
+def document(rows: list[Noticed]) -> str:
+    """The table as a page."""
+    times = sorted(row.seconds for row in rows if row.rule is not None)
+    median = times[len(times) // 2] if times else 0.0
+    seen = sum(bool(row.goldens) for row in rows)
+    return INTRO.format(found=len(times), count=len(rows), median=median, seen=seen) + markdown(rows)
+
+
 def markdown(rows: list[Noticed]) -> str:
     """The table as Markdown."""
     lines = [HEAD, RULE]
     for row in rows:
         goldens = f"{len(row.goldens)}: {', '.join(row.goldens[:SHOWN])}" if row.goldens else "none"
         rules = ", ".join(name for name, _ in row.invariants.most_common(SHOWN)) or "none"
-        small = f"{row.small[0]} requests, {row.small[1]} ticks" if row.small else ""
+        small = f"{plural(row.small[0], 'request')}, {plural(row.small[1], 'tick')}" if row.small else ""
         after = f"{row.seconds:.1f} s" if row.rule else f"not in {row.seconds:.0f} s"
         cells = (f"`{row.mutant.name}`", row.mutant.what, goldens, rules, row.rule or "nothing", after, small)
         lines.append("| " + " | ".join(cells) + " |")

@@ -25,6 +25,8 @@ LIFE_CYCLE = (
            f"{ADMISSION}:_ended_in_queue", "if s.config.deadline_scope_all and expired(request, now):", "if False:"),
     Mutant("admission-live-lock", "with nothing owed, a request whose promise exceeds the pool waits for ever",
            f"{ADMISSION}:_reserved", "1 if count == 0 and nothing_owed else count", "count"),
+    Mutant("id-used-twice", "a second request of an id that is in use is served beside the first",
+           "metrale.core.clients:own", "is request", "is not None"),
     # -- retirement and compaction
     Mutant("one-retires-a-tick", "only the first finished row of a tick is retired",
            f"{RETIRE}:retire", "leaving = [row for row in s.active if row.finished]",
@@ -97,6 +99,8 @@ LIFE_CYCLE = (
            f"{SCHEDULER}:_rotate_if_quiescent", " or s.parked", ""),
     Mutant("compaction-before-retirement", "slots are compacted before finished rows have left",
            f"{SCHEDULER}:Scheduler.end_tick", "retire(s)\n    compact(s)", "compact(s)\n    retire(s)"),
+    Mutant("dropped-at-shutdown", "requests that never got in are not told when the run ends",
+           f"{SCHEDULER}:Scheduler.finish", "s.pending + s.io.inbox.close()", "()"),
     Mutant("quiesce-one-stream", "the end of the run does not wait for the prefill stream",
            f"{SCHEDULER}:Scheduler.finish", "for stream in (0, s.prefill_stream):", "for stream in (0,):"),
     # -- the synchronous router

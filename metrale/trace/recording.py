@@ -45,6 +45,8 @@ class RecordingDevice:
         self.inner = inner
         self.write = write
         self.facts: DeviceFacts = inner.facts
+        self._commit_ctx = inner.commit_ctx
+        self._marconi = inner.decode_marconi_checkpoint
 
     def _run(self, line: str, call: Callable[..., None], *args: object) -> None:
         """Run and log a call whose line does not depend on what it does; a failure is logged and passed on."""
@@ -241,7 +243,7 @@ class RecordingDevice:
         self._run(line, self.inner.restore_decode_ssm_snapshot, seq, ring)
 
     def decode_marconi_checkpoint(self, seq: Sequence) -> None:
-        self.inner.decode_marconi_checkpoint(seq)
+        self._marconi(seq)
         self.write(f"decode_marconi_checkpoint(s{seq.session_hash}@{seq.slot}:len={seq.seq_len})")
 
     # -- verify
@@ -360,7 +362,7 @@ class RecordingDevice:
         self._run(f"save_hidden_for_catchup({row}, pos={pos})", self.inner.save_hidden_for_catchup, row, pos)
 
     def commit_ctx(self, seq: Sequence, count: int, base: int, row: int) -> None:
-        self.inner.commit_ctx(seq, count, base, row)
+        self._commit_ctx(seq, count, base, row)
         who = f"s{seq.session_hash}@{seq.slot}:len={seq.seq_len}"
         self.write(f"commit_ctx({who}, n={count}, base={base}, row={row})")
 

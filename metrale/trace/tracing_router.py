@@ -114,6 +114,7 @@ class TracingRouter(EffectLabels):
     def __init__(self, inner: Router, write: Write) -> None:
         super().__init__(inner)
         self.write = write
+        self._marconi = inner.marconi_checkpoint
 
     def label(self, text: str) -> None:
         """``fx apply``."""
@@ -125,7 +126,7 @@ class TracingRouter(EffectLabels):
 
     def marconi_checkpoint(self, seq: Sequence) -> object:
         self.write("fx apply MarconiCheckpoint")
-        return self.inner.marconi_checkpoint(seq)
+        return self._marconi(seq)
 
     def rotate_lora(self, name: str) -> None:
         self.write(f"fx lora Rotate({name})")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from metrale.core.io import DeviceFacts, DeviceFault, DeviceLost, KvExhausted, Unsupported
 from metrale.core.request import CancelFlag, Request
 from metrale.core.sequence import NO_SLOT, PrefillSlice, Sequence
+from metrale.core.slots import SlotBook
 from metrale.sim.mock import Faults, MockConfig, MockDevice, Script
-from metrale.sim.mock.books import BlockBook, SlotBook
+from metrale.sim.mock.books import BlockBook
 
 
 def device(**keys: object) -> MockDevice:

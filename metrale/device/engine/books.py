@@ -1,4 +1,4 @@
-"""Slot labels, physical slots and the paged K/V pool."""
+"""Physical slots and the paged K/V pool; slot labels are the core's ``SlotBook`` and carry no memory."""
 
 from __future__ import annotations
 
@@ -6,44 +6,6 @@ from bisect import insort
 from collections.abc import Callable
 
 from metrale.core.io import KvExhausted, SlotsExhausted
-from metrale.core.sequence import NO_SLOT, Sequence
-
-
-class Labels:
-    """Slot labels: the smallest free number, else the next never used (S6 section 9). A label carries no memory."""
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self._next = 0
-        self._owner: dict[int, Sequence] = {}
-
-    def take(self) -> int:
-        """A label; :meth:`assign` names its owner."""
-        if self._free:
-            return self._free.pop(0)
-        self._next += 1
-        return self._next - 1
-
-    def assign(self, label: int, seq: Sequence) -> None:
-        """``seq`` owns ``label``."""
-        self._owner[label] = seq
-
-    def move(self, seq: Sequence, target: int) -> None:
-        """``seq`` takes ``target``; its old label becomes free."""
-        if target == seq.slot:
-            return
-        if target in self._free:
-            self._free.remove(target)
-        self.release(seq)
-        self._owner[target] = seq
-        self._next = max(self._next, target + 1)
-        seq.slot = target
-
-    def release(self, seq: Sequence) -> None:
-        """The label goes back, if ``seq`` still owns it (decision D25)."""
-        if seq.slot != NO_SLOT and self._owner.get(seq.slot) is seq:
-            del self._owner[seq.slot]
-            insort(self._free, seq.slot)
 
 
 class PhysicalSlots:

@@ -8,13 +8,14 @@ import torch
 
 from metrale.core.io import DeviceFacts
 from metrale.core.sequence import Sequence
+from metrale.core.slots import SlotBook
 
 from ..checkpoint.config import ModelConfig
 from ..model.decoder import Decoder, Memory, new_memory
 from ..model.drafter import DraftHead
 from ..model.rows import InputRow, Intermediate
 from .adapters import AdapterTable
-from .books import BlockPool, Labels, PhysicalSlots
+from .books import BlockPool, PhysicalSlots
 from .options import EngineOptions, facts_of
 from .picks import Picks
 from .prefix_cache import PrefixCache
@@ -51,7 +52,7 @@ class EngineCore:
         self.head = DraftHead(kernels, config, tensors, self.decoder) if config.draft_head else None
         self.pool = BlockPool(options.total_blocks, options.held_blocks)
         self.slots = PhysicalSlots(options.max_sequences)
-        self.labels = Labels()
+        self.labels = SlotBook()
         self.memory: Memory = new_memory(config, options.total_blocks, options.block_size, options.max_sequences, on)
         self.adapters = AdapterTable()
         self.cache: PrefixCache | None = None

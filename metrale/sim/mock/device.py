@@ -8,8 +8,9 @@ from typing import BinaryIO
 from metrale.core.io import DeviceFault, Unsupported
 from metrale.core.request import Request
 from metrale.core.sequence import NO_SLOT, PrefillSlice, Sequence, blocks_for
+from metrale.core.slots import SlotBook
 
-from .books import BlockBook, SlotBook
+from .books import BlockBook
 from .drafting import DraftingMixin
 from .feed import FeedMixin
 from .script import MockConfig, Script

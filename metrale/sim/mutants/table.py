@@ -122,9 +122,9 @@ LIFE_CYCLE = (
     # -- the mock device
     Mutant("leaked-block", "each free loses a block", f"{MOCK}.books:BlockBook.give_back",
            "self.used = max(0, self.used - count)", "self.used = max(0, self.used - max(0, count - 1))"),
-    Mutant("slot-shared", "a move leaves its target on the free list", f"{MOCK}.books:SlotBook.move",
+    Mutant("slot-shared", "a move leaves its target on the free list", "metrale.core.slots:SlotBook.move",
            "self._free.remove(target)", "pass"),
-    Mutant("largest-slot-first", "a new sequence takes the largest free slot", f"{MOCK}.books:SlotBook.take",
+    Mutant("largest-slot-first", "a new sequence takes the largest free slot", "metrale.core.slots:SlotBook.take",
            "self._free.pop(0)", "self._free.pop()"),
     Mutant("growth-one-late", "a block is taken one token too late", f"{MOCK}.device:MockDevice.decode_batch",
            "length // block_size >= seq.num_blocks", "length // block_size > seq.num_blocks"),

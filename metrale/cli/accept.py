@@ -9,6 +9,7 @@ import click
 from metrale.cli.errors import BadInput
 from metrale.cli.files import in_ci, print_json
 from metrale.cli.goldens import SUITE, Pair, accept_pending, find_pairs, record
+from metrale.cli.text import plain, quoted, say
 
 
 @click.command(epilog="Example: metrale accept plain_decode")
@@ -42,8 +43,8 @@ def accept(names: tuple[Path, ...], everything: bool, cause: str | None, why: st
         print_json({"accepted": [str(pair.golden) for pair in accepted], "recorded": [str(p.golden) for p in recorded]})
     else:
         for pair in (*accepted, *recorded):
-            click.echo(str(pair.golden))
-    click.echo(_summary(accepted, recorded), err=True)
+            click.echo(plain(str(pair.golden)))
+    say(_summary(accepted, recorded))
     return 0
 
 
@@ -59,8 +60,8 @@ def _accept_cause(names: tuple[Path, ...], cause: str | None, why: str | None, a
         print_json({"accepted": [str(pair.golden) for pair in pairs], "recorded": []})
     else:
         for pair in pairs:
-            click.echo(str(pair.golden))
-    click.echo(_summary(pairs, []), err=True)
+            click.echo(plain(str(pair.golden)))
+    say(_summary(pairs, []))
     return 0
 
 
@@ -78,7 +79,8 @@ def _choose(paths: list[Path], everything: bool) -> tuple[list[Pair], list[Pair]
             elif folder or everything:
                 continue
             elif pair.golden.exists():
-                raise BadInput(f"{pair.stem}: nothing is pending; `metrale check {pair.scenario}` compares it first")
+                check = f"metrale check {quoted(pair.scenario)}"
+                raise BadInput(f"{pair.stem}: nothing is pending; `{check}` compares it first")
             else:
                 recorded.append(pair)
     return accepted, recorded

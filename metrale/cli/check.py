@@ -8,13 +8,15 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from metrale.cli.errors import BAD_INPUT, DIFFERENT, BadInput
-from metrale.cli.files import in_ci, print_json, write_whole
+from metrale.cli.files import Outputs, in_ci, print_json, write_whole
 from metrale.cli.goldens import MEANING, SUITE, Outcome, Verdict, check_pairs, find_pairs
+from metrale.cli.text import plain, plain_lines, quoted, say
 
 DIFFS_SHOWN = 3
 PIPE_WIDTH = 120
@@ -36,6 +38,9 @@ def check(paths: tuple[Path, ...], as_json: bool, junit: Path | None, report: Pa
     if not paths and not SUITE.is_dir():
         raise BadInput(f"{SUITE}: no such folder here; name the scenarios or folders to check")
     pairs = find_pairs(list(paths) or [SUITE])
+    outputs = Outputs(*(file for pair in pairs for file in (pair.scenario, pair.golden, pair.pending)))
+    for file in filter(None, (junit, report)):
+        outputs.claim(file)
     outcomes = list(_watched(check_pairs(pairs, leave_pending=not in_ci()), len(pairs)))
     if junit is not None:
         from metrale.cli.junit import junit_xml
@@ -50,7 +55,7 @@ def check(paths: tuple[Path, ...], as_json: bool, junit: Path | None, report: Pa
     else:
         _show(outcomes, verbose)
     for line in _closing(outcomes):
-        click.echo(line, err=True)
+        say(line)
     return _status(outcomes)
 
 
@@ -63,7 +68,7 @@ def _watched(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("checking", total=total)
         for outcome in outcomes:
-            progress.update(task, advance=1, description=outcome.pair.name)
+            progress.update(task, advance=1, description=escape(plain(outcome.pair.name)))
             yield outcome
 
 
@@ -80,7 +85,7 @@ def _show(outcomes: Sequence[Outcome], verbose: bool) -> None:
     console.print(_totals(outcomes))
     diffs = [outcome for outcome in outcomes if outcome.diff is not None]
     for outcome in diffs[:DIFFS_SHOWN]:
-        click.echo(f"\n{outcome.pair.golden}: {outcome.verdict.value}\n{outcome.diff}")
+        click.echo(f"\n{plain(str(outcome.pair.golden))}: {outcome.verdict.value}\n{plain_lines(str(outcome.diff))}")
     if len(diffs) > DIFFS_SHOWN:
         click.echo(f"\n{len(diffs) - DIFFS_SHOWN} more differences are not shown; `metrale check PATH` shows one")
 
@@ -89,7 +94,7 @@ def _list(outcomes: Iterable[Outcome]) -> Table:
     table = Table("scenario", "verdict", "ticks", "lines", "what")
     for outcome in outcomes:
         size = ("", "") if not outcome.lines else (str(outcome.ticks), str(outcome.lines))
-        table.add_row(Text(str(outcome.pair.stem)), outcome.verdict.value, *size, Text(outcome.message))
+        table.add_row(Text(plain(str(outcome.pair.stem))), outcome.verdict.value, *size, Text(plain(outcome.message)))
     for column in table.columns[2:4]:
         column.justify = "right"
     return table
@@ -105,7 +110,7 @@ def _totals(outcomes: Iterable[Outcome]) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for folder, counts in folders.items():
-        table.add_row(Text(folder), str(counts.total()), *(str(counts[verdict]) for verdict in seen))
+        table.add_row(Text(plain(folder)), str(counts.total()), *(str(counts[verdict]) for verdict in seen))
     return table
 
 
@@ -114,24 +119,28 @@ def _closing(outcomes: Sequence[Outcome]) -> Iterator[str]:
     counts = Counter(outcome.verdict for outcome in outcomes)
     failed = [outcome for outcome in outcomes if outcome.verdict is not Verdict.PASSED]
     if failed:
-        yield from _next(next((outcome for outcome in failed if outcome.pending), failed[0]))
+        yield from _next(next((outcome for outcome in failed if outcome.pending or outcome.unwritten), failed[0]))
     found = [f"{counts[verdict]} {verdict.value} ({MEANING[verdict]})" for verdict in Verdict if counts[verdict]]
     yield f"{len(outcomes)} checked: {', '.join(found)}"
 
 
 def _next(outcome: Outcome) -> Iterator[str]:
     pair = outcome.pair
+    scenario = quoted(pair.scenario)
     if outcome.pending:
-        yield f"next: metrale diff {pair.golden} {pair.pending}"
-        yield f"      metrale accept {pair.scenario}    if the new behaviour is right"
+        yield f"next: metrale diff {quoted(pair.golden)} {quoted(pair.pending)}"
+        yield f"      metrale accept {scenario}    if the new behaviour is right"
+    elif outcome.unwritten:
+        yield outcome.unwritten
+        yield f"next: metrale check {scenario}    where the pending trace can be written"
     elif outcome.diff is not None:
-        yield f"next: metrale check {pair.scenario}    where CI is not set, to look at it and to accept it"
+        yield f"next: metrale check {scenario}    where CI is not set, to look at it and to accept it"
     elif outcome.verdict is Verdict.MISSING:
-        yield f"next: metrale accept {pair.scenario}    once you have read what metrale run {pair.scenario} shows"
+        yield f"next: metrale accept {scenario}    once you have read what metrale run {scenario} shows"
     elif outcome.verdict is Verdict.ORPHAN:
         yield f"next: bring {pair.scenario} back, or remove {pair.golden}; then metrale check"
     else:
-        yield f"next: metrale run {pair.scenario}"
+        yield f"next: metrale run {scenario}"
 
 
 def _as_json(outcomes: Sequence[Outcome]) -> dict[str, object]:

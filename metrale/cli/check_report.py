@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from metrale.cli.files import read_regular
 from metrale.cli.goldens import Outcome, Verdict
 from metrale.trace.align import Comparison, compare
 from metrale.trace.report.html import Result, check_page
@@ -32,4 +33,4 @@ def report_page(outcomes: Sequence[Outcome], summary: str) -> bytes:
 def _comparison(outcome: Outcome) -> Comparison:
     assert outcome.run is not None
     fresh = str(outcome.pair.pending) if outcome.pending else "this run"
-    return compare(outcome.pair.golden.read_bytes(), outcome.run.text.encode(), (str(outcome.pair.golden), fresh))
+    return compare(read_regular(outcome.pair.golden), outcome.run.text.encode(), (str(outcome.pair.golden), fresh))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.files import print_json
+from metrale.cli.files import print_json, read_regular
 from metrale.cli.goldens import SUITE, find_pairs
+from metrale.cli.text import plain, quoted, say
 
 if TYPE_CHECKING:
     from metrale.cli.goldens import Pair
@@ -94,18 +95,18 @@ def conform(
             if verbose or check.problem:
                 verdict = check.problem or "holds"
                 excuse = f" (declared: {check.excused})" if check.excused else ""
-                click.echo(f"{check.mode:7} {check.name}: {verdict}{excuse}")
+                click.echo(plain(f"{check.mode:7} {check.name}: {verdict}{excuse}"))
     forced = next((check for check in failed if check.mode == "forced"), None)
     if forced is not None:
-        click.echo(f"next: metrale run {forced.name}.toml --device torch -o engine.trace", err=True)
-        click.echo(f"      metrale diff {forced.name}.trace engine.trace", err=True)
+        say(f"next: metrale run {quoted(forced.name + '.toml')} --device torch -o engine.trace")
+        say(f"      metrale diff {quoted(forced.name + '.trace')} engine.trace")
     elif failed:
-        click.echo(f"next: metrale conform --mode {failed[0].mode} --verbose", err=True)
+        say(f"next: metrale conform --mode {failed[0].mode} --verbose")
     counts = ", ".join(
         f"{mode} {sum(c.mode == mode and not c.failed for c in checks)}/{sum(c.mode == mode for c in checks)}"
         for mode in modes
     )
-    click.echo(f"{len(checks)} checks, {len(failed)} failed: {counts}", err=True)
+    say(f"{len(checks)} checks, {len(failed)} failed: {counts}")
     return DIFFERENT if failed else 0
 
 
@@ -140,7 +141,7 @@ def _scenarios(paths: tuple[Path, ...], short: bool) -> list[Pair]:
     pairs = find_pairs(list(paths) or [SUITE])
     if paths or not short:
         return pairs
-    return [pair for pair in pairs if pair.golden.exists() and len(pair.golden.read_bytes()) <= SHORT]
+    return [pair for pair in pairs if pair.golden.exists() and pair.golden.stat().st_size <= SHORT]
 
 
 def forced_check(pair: Pair, stream_mode: str = "immediate", on: Backend | None = None) -> Check:
@@ -149,8 +150,8 @@ def forced_check(pair: Pair, stream_mode: str = "immediate", on: Backend | None 
 
     try:
         scenario = load_scenario(pair.scenario)
-        golden = pair.golden.read_text(encoding="utf-8")
-    except (ScenarioError, OSError) as error:
+        golden = read_regular(pair.golden).decode()
+    except (ScenarioError, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{pair.stem}: {error}") from error
     problem = _forced_problem(scenario, golden, stream_mode, 0, on)
     return Check("forced", str(pair.stem), problem, EXCEPTIONS.get(pair.name, ""))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from metrale.cli.errors import DIFFERENT
-from metrale.cli.files import print_json, write_whole
-from metrale.cli.traces import compare_files
-from metrale.trace.report import comparison_document, markdown_report, print_report, verdict
+from metrale.cli.files import Outputs, print_json, write_whole
+from metrale.cli.text import plain_lines, quoted, say
+from metrale.cli.traces import compare_files, show_report
+from metrale.trace.report import comparison_document, markdown_report, verdict
 
 
 @click.command(epilog="Example: metrale diff golden/plain_decode.trace golden/plain_decode.trace.pending")
@@ -28,6 +28,8 @@ def diff(a: Path, b: Path, as_json: bool, markdown: bool, html: Path | None) -> 
     """
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other")
+    if html is not None:
+        Outputs(a, b).claim(html)
     found = compare_files(a, b)
     if html is not None:
         from metrale.trace.report.html import diff_page
@@ -36,11 +38,12 @@ def diff(a: Path, b: Path, as_json: bool, markdown: bool, html: Path | None) -> 
     if as_json:
         print_json(comparison_document(found))
     elif markdown:
-        click.echo(markdown_report(found), nl=False)
+        click.echo(plain_lines(markdown_report(found)), nl=False)
     else:
-        print_report(found, Console(highlight=False))
+        show_report(found)
     if found.equal:
         return 0
-    other = f"metrale lint {b}" if found.bytes_only else f"metrale diff --html diff.html {a} {b}"
-    click.echo(f"next: {other}\n{verdict(found)}", err=True)
+    other = f"lint {quoted(b)}" if found.bytes_only else f"diff --html diff.html {quoted(a)} {quoted(b)}"
+    say(f"next: metrale {other}")
+    say(verdict(found))
     return DIFFERENT

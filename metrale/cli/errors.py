@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import click
 
+from metrale.cli.text import plain
+
 DIFFERENT = 1
 BAD_INPUT = 2
 
@@ -15,3 +17,6 @@ class BadInput(click.ClickException):
     """Input that cannot be used: a single line that names the file, the place and the remedy (exit status 2)."""
 
     exit_code = BAD_INPUT
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message))

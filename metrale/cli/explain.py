@@ -8,6 +8,7 @@ import click
 
 from metrale.cli.errors import DIFFERENT
 from metrale.cli.files import print_json
+from metrale.cli.text import plain, quoted, say
 from metrale.cli.traces import compare_files
 from metrale.trace.align import explain as explain_comparison
 from metrale.trace.report import verdict
@@ -27,8 +28,9 @@ def explain(a: Path, b: Path, as_json: bool) -> int:
     if as_json:
         print_json({"equal": found.equal, "what": told.what, "then": told.then, "unexplained": found.unexplained})
     else:
-        click.echo(str(told))
+        click.echo(plain(str(told)))
     if found.equal:
         return 0
-    click.echo(f"next: metrale diff {a} {b}\n{verdict(found)}", err=True)
+    say(f"next: metrale diff {quoted(a)} {quoted(b)}")
+    say(verdict(found))
     return DIFFERENT

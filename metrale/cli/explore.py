@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from metrale.cli.errors import DIFFERENT
-from metrale.cli.files import print_json, write_whole
+from metrale.cli.files import Outputs, make_folder, print_json, write_whole
+from metrale.cli.text import plain, say
 from metrale.sim.explore import WORLDS, Explored, explore
 from metrale.sim.fuzz.toml_text import scenario_toml
 
@@ -32,13 +33,16 @@ def explore_command(names: tuple[str, ...], save: Path | None, as_json: bool) ->
     chosen = [world for world in WORLDS if not names or world.name in names]
     found: list[Explored] = []
     with Console(stderr=True).status("exploring") as status:
-        for world in chosen:
-            found.append(explore(world, lambda one: status.update(f"{one.world}: {one.states} states")))
+        for number, world in enumerate(chosen, 1):
+            place = f"exploring {world.name}, world {number} of {len(chosen)}"
+            found.append(explore(world, lambda one, p=place: status.update(f"{p}: {one.states} states")))
     if save is not None:
-        save.mkdir(parents=True, exist_ok=True)
+        make_folder(save)
+        outputs = Outputs()
         for one in found:
             for tables, _ in one.failures:
-                write_whole(save / f"{tables['name'][:80]}.toml", scenario_toml(tables).encode())
+                file = outputs.claim(save / f"{tables['name'][:80]}.toml", own=True)
+                write_whole(file, scenario_toml(tables).encode())
     if as_json:
         print_json({"worlds": [one.to_dict() for one in found]})
     else:
@@ -54,7 +58,7 @@ def _show(found: list[Explored]) -> None:
     Console(width=100, highlight=False).print(table)
     for one in found:
         for tables, failure in one.failures:
-            click.echo(f"{one.world}, {tables['name']}: {failure}")
+            click.echo(plain(f"{one.world}, {tables['name']}: {failure}"))
 
 
 def _close(found: list[Explored], seconds: float) -> int:
@@ -64,7 +68,7 @@ def _close(found: list[Explored], seconds: float) -> int:
     counts = f"{states} states, {edges} choices, {seconds:.1f} s"
     if failing or not all(one.closed for one in found):
         click.echo("next: metrale explore --save found, then metrale shrink what it saves", err=True)
-        click.echo(f"{counts}: {failing} schedules break a rule", err=True)
+        say(f"{counts}: {failing} schedules break a rule")
         return DIFFERENT
-    click.echo(f"{counts}: closed, no schedule breaks a rule", err=True)
+    say(f"{counts}: closed, no schedule breaks a rule")
     return 0

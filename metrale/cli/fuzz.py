@@ -10,8 +10,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.files import print_json, write_whole
+from metrale.cli.errors import DIFFERENT
+from metrale.cli.files import Outputs, make_folder, print_json, write_whole
+from metrale.cli.seconds import Seconds
+from metrale.cli.text import plain, quoted, say
 from metrale.sim.fuzz.coverage import Coverage
 from metrale.sim.fuzz.hunt import SeedReport, hunt_in_parallel
 from metrale.sim.fuzz.toml_text import scenario_toml
@@ -39,9 +41,7 @@ class SeedRange(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command(epilog="Example: metrale fuzz --seconds 60 --jobs 2 --save found/")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.1), help="Hunt for so long (default: until the seeds are tried)."
-)
+@click.option("--seconds", type=Seconds(), help="Hunt for so long (default: until the seeds are tried).")
 @click.option(
     "--seeds", type=SeedRange(), help=f"Try these seeds (default: 0..{DEFAULT_SEEDS - 1}, or on without end)."
 )
@@ -84,20 +84,18 @@ def fuzz(
 
 def _show(failing: list[SeedReport]) -> None:
     for report in failing[:SHOWN]:
-        click.echo(f"seed {report.seed} ({report.tables['about']}): {report.failures[0]}")
+        click.echo(plain(f"seed {report.seed} ({report.tables['about']}): {report.failures[0]}"))
         click.echo(f"  replay: {report.replay}")
     if len(failing) > SHOWN:
         click.echo(f"{len(failing) - SHOWN} more failing seeds are not shown; --json lists them")
 
 
 def _save(failing: list[SeedReport], folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be made: {error.strerror or error}") from error
+    make_folder(folder)
+    outputs = Outputs()
     for report in failing:
         tables = {**report.tables, "about": f"seed {report.seed}: {report.failures[0]}"[:200]}
-        write_whole(folder / f"{report.tables['name']}.toml", scenario_toml(tables).encode())
+        write_whole(outputs.claim(folder / f"{report.tables['name']}.toml", own=True), scenario_toml(tables).encode())
 
 
 def _as_json(report: SeedReport) -> dict[str, Any]:
@@ -107,12 +105,12 @@ def _as_json(report: SeedReport) -> dict[str, Any]:
 
 def _close(tried: int, failing: list[SeedReport], seconds: float, save: Path | None) -> int:
     if not failing:
-        click.echo(f"{tried} seeds, none fails, {seconds:.1f} s", err=True)
+        say(f"{tried} seeds, none fails, {seconds:.1f} s")
         return 0
     if save is not None:
-        click.echo(f"next: metrale shrink {save / failing[0].tables['name']}.toml", err=True)
+        say(f"next: metrale shrink {quoted(save / (failing[0].tables['name'] + '.toml'))}")
     else:
-        click.echo(f"next: {failing[0].replay} --save found, then metrale shrink what it saves", err=True)
+        say(f"next: {failing[0].replay} --save found, then metrale shrink what it saves")
     what = "1 fails" if len(failing) == 1 else f"{len(failing)} fail"
-    click.echo(f"{tried} seeds, {what}, {seconds:.1f} s", err=True)
+    say(f"{tried} seeds, {what}, {seconds:.1f} s")
     return DIFFERENT

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from metrale.cli.errors import BadInput
-from metrale.cli.files import unreadable, write_whole
+from metrale.cli.files import broken_link, read_regular, unreadable, write_whole
+from metrale.cli.text import plain, quoted
 from metrale.sim.runner import RunError, RunResult, run_scenario
 from metrale.sim.scenario import ScenarioError, load_scenario
 from metrale.trace import TraceDiff, diff_traces
@@ -88,6 +89,8 @@ class Outcome:
     diff: TraceDiff | None = None
     run: RunResult | None = None
     pending: bool = False
+    unwritten: str = ""
+    """Why the pending trace could not be left."""
 
     @property
     def ticks(self) -> int:
@@ -110,6 +113,7 @@ class Outcome:
             "pending": str(self.pair.pending) if self.pending else None,
             "ticks": self.ticks,
             "lines": self.lines,
+            "unwritten": self.unwritten or None,
             "diff": None if self.diff is None else asdict(self.diff),
         }
 
@@ -142,6 +146,8 @@ def pair_of(path: Path) -> Pair:
     for candidate in (Pair(stem or path), Pair(SUITE / (stem or path))):
         if candidate.scenario.exists() or candidate.golden.exists():
             return candidate
+    if broken := broken_link(path):
+        raise BadInput(f"{path}: {broken}")
     raise BadInput(f"{path}: no such file or folder{_meant(path)}")
 
 
@@ -163,13 +169,14 @@ def _meant(path: Path) -> str:
 
 
 def _below(folder: Path) -> list[Pair]:
-    """Every pair in ``folder`` and below, by path; hidden folders are not entered."""
+    """Every pair in ``folder`` and below, by path; hidden folders are not entered, FIFOs and devices left out."""
     stems: set[Path] = set()
     for directory, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            stem = _stem(Path(directory, name)) if name.endswith((SCENARIO, TRACE)) else None
-            if stem is not None:
+            path = Path(directory, name)
+            stem = _stem(path) if name.endswith((SCENARIO, TRACE)) else None
+            if stem is not None and (path.is_file() or broken_link(path)):
                 stems.add(stem)
     return [Pair(stem) for stem in sorted(stems)]
 
@@ -194,7 +201,7 @@ def check_pair(pair: Pair, *, leave_pending: bool) -> Outcome:
     With ``leave_pending`` a different trace is left in NAME.trace.pending, and a passed check removes an old one;
     otherwise nothing is written at all.
     """
-    if not pair.scenario.exists():
+    if not os.path.lexists(pair.scenario):
         return Outcome(pair, Verdict.ORPHAN, f"{pair.golden}: golden without a scenario; {pair.scenario} is missing")
     try:
         run = run_pair(pair)
@@ -203,18 +210,22 @@ def check_pair(pair: Pair, *, leave_pending: bool) -> Outcome:
     except RunError as error:
         return Outcome(pair, Verdict.STUCK, f"{pair.scenario}: {error}")
     try:
-        golden = pair.golden.read_bytes()
-    except FileNotFoundError:
-        text = f"{pair.golden}: the golden is missing; `metrale accept {pair.scenario}` records it"
-        return Outcome(pair, Verdict.MISSING, text, run=run)
+        golden = read_regular(pair.golden)
     except OSError as error:
-        return Outcome(pair, Verdict.INVALID, unreadable(pair.golden, "a trace", error), run=run)
+        return _no_golden(pair, run, error)
     if golden == run.text.encode():
         if leave_pending:
             with suppress(OSError):
                 pair.pending.unlink()
         return Outcome(pair, Verdict.PASSED, run=run)
     return _different(pair, golden, run, leave_pending)
+
+
+def _no_golden(pair: Pair, run: RunResult, error: OSError) -> Outcome:
+    if not isinstance(error, FileNotFoundError) or broken_link(pair.golden):
+        return Outcome(pair, Verdict.INVALID, unreadable(pair.golden, "a trace", error), run=run)
+    text = f"{pair.golden}: the golden is missing; `metrale accept {quoted(pair.scenario)}` records it"
+    return Outcome(pair, Verdict.MISSING, text, run=run)
 
 
 def run_pair(pair: Pair) -> RunResult:
@@ -224,21 +235,23 @@ def run_pair(pair: Pair) -> RunResult:
 
 def _different(pair: Pair, golden: bytes, run: RunResult, pending: bool) -> Outcome:
     fresh = run.text.encode()
-    pending = pending and _leave(pair.pending, fresh)
-    diff = diff_traces(named(golden, str(pair.golden)), named(fresh, str(pair.pending) if pending else "this run"))
+    unwritten = _leave(pair.pending, fresh) if pending else ""
+    pending = pending and not unwritten
+    names = plain(str(pair.golden)), plain(str(pair.pending)) if pending else "this run"
+    diff = diff_traces(named(golden, names[0]), named(fresh, names[1]))
+    verdict, text = Verdict.DIFFERENT, diff.summary
     if diff.kind == "bytes":
-        text = f"{pair.golden}: same lines, other bytes: {'; '.join(diff.marks)}"
-        return Outcome(pair, Verdict.DAMAGED, text, diff, run, pending)
-    return Outcome(pair, Verdict.DIFFERENT, diff.summary, diff, run, pending)
+        verdict, text = Verdict.DAMAGED, f"{pair.golden}: same lines, other bytes: {'; '.join(diff.marks)}"
+    return Outcome(pair, verdict, text, diff, run, pending, unwritten)
 
 
-def _leave(path: Path, data: bytes) -> bool:
-    """Write the pending trace; a folder that nobody may write to is no reason to stop a check."""
+def _leave(path: Path, data: bytes) -> str:
+    """Write the pending trace, or say why not; a folder that nobody may write to is no reason to stop a check."""
     try:
         write_whole(path, data)
-    except BadInput:
-        return False
-    return True
+    except BadInput as problem:
+        return problem.message
+    return ""
 
 
 def named(data: bytes, name: str) -> BytesIO:
@@ -253,6 +266,8 @@ def named(data: bytes, name: str) -> BytesIO:
 
 def accept_pending(pair: Pair) -> None:
     """The pending trace becomes the golden. Raises BadInput."""
+    if pair.pending.is_symlink() or not pair.pending.is_file():
+        raise BadInput(f"{pair.pending}: is no regular file; `metrale check {quoted(pair.scenario)}` leaves one")
     try:
         os.replace(pair.pending, pair.golden)
     except OSError as error:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
 from metrale.cli.errors import BAD_INPUT, DIFFERENT, BadInput
 from metrale.cli.files import print_json, unreadable
+from metrale.cli.text import plain, quoted, say
 from metrale.sim.invariants import Violation, check_lines
 from metrale.sim.scenario import Scenario, ScenarioError, load_scenario
 from metrale.trace import LintReport, TraceScan, lint_grammar
-from metrale.trace.reader import open_source, source_name
+from metrale.trace.reader import open_source
+
+LONGEST_LINE = 64 << 20
+PIECE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,8 @@ class Findings:
 
     def __str__(self) -> str:
         file = self.grammar.file
-        named = [f"{file}:{found}" for found in self.grammar.problems]
-        return "\n".join(named + [f"{file}: {found}" for found in self.violations])
+        named = [found.in_file(file) for found in self.grammar.problems]
+        return "\n".join(map(plain, named + [f"{file}: {found}" for found in self.violations]))
 
 
 @click.command(epilog="Example: metrale lint golden/plain_decode.trace")
@@ -68,19 +74,50 @@ def lint(files: tuple[Path, ...], grammar_only: bool, scenario: Path | None, as_
         for text in filter(None, map(str, found)):
             click.echo(text)
     for text in errors:
-        click.echo(f"Error: {text}", err=True)
+        say(f"Error: {text}")
     return _summary(found, errors)
+
+
+class BoundedLines:
+    """The lines of a stream that may never end a line: cut at a NUL byte, refused beyond :data:`LONGEST_LINE`."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.name = str(stream.name)
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        number = 0
+        while line := self._line(number := number + 1):
+            yield line
+
+    def _line(self, number: int) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := self._stream.readline(PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if piece.endswith(b"\n") or b"\0" in piece:
+                break
+            if size > LONGEST_LINE:
+                raise OSError(errno.EFBIG, f"line {number} is longer than {LONGEST_LINE >> 20} MiB")
+        return b"".join(pieces)
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer
 
 
 def _read(path: Path, grammar_only: bool, scenario: Scenario | None) -> Findings:
     """One pass over one file, in bounded memory. Raises OSError."""
-    source = sys.stdin.buffer if str(path) == "-" else path
-    if grammar_only:
-        return Findings(lint_grammar(source))
-    with open_source(source) as stream:
+    with open_source(_standard_input() if str(path) == "-" else path) as source:
+        stream = BoundedLines(source)
+        if grammar_only:
+            return Findings(lint_grammar(stream))
         scan = TraceScan(stream)
         violations = check_lines(scan, scenario)
-    report = LintReport(source_name(source), scan.lines, scan.records, scan.malformed, tuple(scan.problems))
+    report = LintReport(stream.name, scan.lines, scan.records, scan.malformed, tuple(scan.problems))
     return Findings(report, tuple(violations) if report.ok else ())
 
 
@@ -93,14 +130,12 @@ def _summary(found: list[Findings], errors: list[str]) -> int:
     if malformed:
         as_what = "a trace" if malformed == 1 else "traces"
         click.echo("next: correct what is named above, then metrale lint again", err=True)
-        click.echo(f"{malformed} of {files} cannot be used as {as_what}, {lines} lines read", err=True)
+        say(f"{malformed} of {files} cannot be used as {as_what}, {lines} lines read")
         return BAD_INPUT
     if broken:
         worst = next(findings.grammar.file for findings in found if findings.violations)
-        click.echo(f"next: metrale lint --json {worst}", err=True)
-        click.echo(
-            f"{broken} of {files} {'breaks' if broken == 1 else 'break'} invariants, {lines} lines read", err=True
-        )
+        say(f"next: metrale lint --json {quoted(worst)}")
+        say(f"{broken} of {files} {'breaks' if broken == 1 else 'break'} invariants, {lines} lines read")
         return DIFFERENT
-    click.echo(f"{files}, {lines} lines, well-formed", err=True)
+    say(f"{files}, {lines} lines, well-formed")
     return 0

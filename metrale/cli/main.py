@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import click
 
 from metrale import __version__
 from metrale.cli.errors import BAD_INPUT, BadInput
+from metrale.cli.text import plain, say
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -64,6 +66,17 @@ class LazyGroup(click.Group):
             ctx.fail(f"no such command {name!r}{_suggestion(name)}")
         return super().resolve_command(ctx, args)
 
+    def main(self, *args: Any, **more: Any) -> Any:
+        try:
+            value = super().main(*args, **more)
+            sys.stdout.flush()
+            return value
+        except OSError as error:
+            if error.filename is not None or error.errno not in _UNWRITABLE:
+                raise
+            _let_go_of_stdout()
+            raise BadInput(f"standard output cannot be written: {error.strerror}") from error
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             value = super().invoke(ctx)
@@ -72,11 +85,6 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             _let_go_of_stdout()
             ctx.exit(PIPE_CLOSED)
-        except OSError as error:
-            if error.filename is not None or error.errno not in _DISK_FULL:
-                raise
-            _let_go_of_stdout()
-            raise BadInput(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _suggestion(name: str) -> str:
@@ -87,7 +95,7 @@ def _suggestion(name: str) -> str:
 
 
 def _let_go_of_stdout() -> None:
-    """The reader went away: give the interpreter's last flush a place where it cannot fail."""
+    """Nobody can read it any more: give the interpreter's last flush a place where it cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -108,6 +116,7 @@ def run_cli(args: Sequence[str] | None = None) -> int:
         status = cli.main(args=args, prog_name="metrale", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as problem:
+        problem.message = plain(problem.message)
         problem.show()
         return problem.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -118,14 +127,23 @@ def run_cli(args: Sequence[str] | None = None) -> int:
         if os.environ.get("METRALE_DEBUG") == "1":
             raise
         text = " ".join(str(fault).split()) or "no message"
-        click.echo(
+        say(
             f"Error: metrale failed, which is a fault of the program: {type(fault).__name__}: {text} "
-            "(METRALE_DEBUG=1 shows where)",
-            err=True,
+            "(METRALE_DEBUG=1 shows where)"
         )
         return BAD_INPUT
 
 
 def main() -> NoReturn:
     """The console script."""
+    _prepare_streams()
     sys.exit(run_cli())
+
+
+def _prepare_streams() -> None:
+    """No character is too strange to be shown, and a closed standard output is one that cannot be written."""
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -9,7 +9,9 @@ import click
 from rich.console import Console
 
 from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.files import print_json, write_whole
+from metrale.cli.files import Outputs, print_json, write_whole
+from metrale.cli.seconds import Seconds
+from metrale.cli.text import say
 from metrale.sim.mutants.measure import Noticed, document, markdown, measure
 from metrale.sim.mutants.plant import PlantError
 from metrale.sim.mutants.table import MUTANTS
@@ -20,7 +22,7 @@ GOAL = 0.95
 @click.command("mutants", epilog="Example: metrale mutants --only leaked-block")
 @click.option("--only", multiple=True, type=click.Choice([one.name for one in MUTANTS]), metavar="NAME",
               help="Plant this fault only; may be repeated.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+@click.option("--seconds", type=Seconds(), default=10.0, show_default=True,
               help="Hunt for each fault so long.")  # fmt: skip
 @click.option("--golden", type=click.Path(path_type=Path), default=Path("golden"), show_default=True,
               help="The folder of scenarios and their traces.")  # fmt: skip
@@ -35,6 +37,8 @@ def mutants_command(
     For each fault: the goldens whose trace changes, the invariants that their changed traces break, how long a hunt
     takes to find it, and the smallest scenario that shows it. Exit status 1 if a hunt finds fewer than 95 %.
     """
+    if output is not None:
+        Outputs(golden).claim(output)
     chosen = [one for one in MUTANTS if not only or one.name in only]
     rows: list[Noticed] = []
     started = time.monotonic()
@@ -61,8 +65,8 @@ def _close(rows: list[Noticed], seconds: float) -> int:
     summary = f"{found} of {len(rows)} planted faults found, median {median:.1f} s of hunting, {seconds:.0f} s in all"
     if found < GOAL * len(rows):
         missed = next(row.mutant.name for row in rows if row.rule is None)
-        click.echo(f"next: metrale mutants --only {missed} --seconds 60", err=True)
-        click.echo(summary, err=True)
+        say(f"next: metrale mutants --only {missed} --seconds 60")
+        say(summary)
         return DIFFERENT
-    click.echo(summary, err=True)
+    say(summary)
     return 0

@@ -11,6 +11,7 @@ from metrale.cli.errors import BadInput
 from metrale.cli.files import print_json
 from metrale.cli.goldens import SUITE
 from metrale.cli.reviewing import Group, find_group, group_pending, loose_ends, names, reject_group
+from metrale.cli.text import plain, plain_lines, say
 from metrale.trace.align import explain
 from metrale.trace.report import plain_report
 
@@ -31,10 +32,10 @@ def pending(paths: tuple[Path, ...], as_json: bool, show: str | None, reject: st
     if reject is not None:
         group = find_group(where, reject)
         reject_group(group)
-        click.echo(f"{len(group.members)} rejected: {names(group.members)}", err=True)
+        say(f"{len(group.members)} rejected: {names(group.members)}")
         return 0
     if show is not None:
-        click.echo("\n\n".join(plain_report(member.found) for member in find_group(where, show).members))
+        click.echo(plain_lines("\n\n".join(plain_report(member.found) for member in find_group(where, show).members)))
         return 0
     groups = group_pending(where)
     loose = loose_ends(where)
@@ -42,7 +43,7 @@ def pending(paths: tuple[Path, ...], as_json: bool, show: str | None, reject: st
         print_json({"causes": [group.to_dict() for group in groups], "loose_ends": loose})
     else:
         _show(groups, loose)
-    click.echo(summary(groups), err=True)
+    say(summary(groups))
     return 0
 
 
@@ -55,11 +56,11 @@ def suite(paths: Sequence[Path]) -> list[Path]:
 
 def _show(groups: Sequence[Group], loose: Sequence[str]) -> None:
     for group in groups:
-        click.echo(f"{group.id}  {group.headline}")
+        click.echo(plain(f"{group.id}  {group.headline}"))
         for member in group.members:
-            click.echo(f"    {member.pair.golden}: {explain(member.found)}")
+            click.echo(plain(f"    {member.pair.golden}: {explain(member.found)}"))
     for line in loose:
-        click.echo(line)
+        click.echo(plain(line))
 
 
 def summary(groups: Sequence[Group]) -> str:

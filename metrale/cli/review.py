@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from metrale.cli.errors import BadInput
 from metrale.cli.pending import suite
 from metrale.cli.reviewing import Group, accept_group, group_pending, loose_ends, names, refuse_in_ci, reject_group
+from metrale.cli.text import plain, say
+from metrale.cli.traces import show_report
 from metrale.trace.align import explain
-from metrale.trace.report import print_report
 
 KEYS = {"a": "accept", "r": "reject", "s": "skip", "d": "show", "q": "quit"}
 
@@ -42,25 +42,25 @@ def review(paths: tuple[Path, ...]) -> int:
             break
         done[decision] += len(group.members)
     for line in loose_ends(where):
-        click.echo(line)
+        click.echo(plain(line))
     left = sum(len(group.members) for group in groups) - done["accept"] - done["reject"]
-    click.echo(f"{done['accept']} accepted, {done['reject']} rejected, {left} still pending", err=True)
+    say(f"{done['accept']} accepted, {done['reject']} rejected, {left} still pending")
     return 0
 
 
 def _decide(group: Group, place: str) -> str:
     """Ask until one of accept, reject, skip and quit is chosen, and do it."""
     count = len(group.members)
-    click.echo(f"\n{place} {group.headline}")
-    click.echo(f"{count} golden{'' if count == 1 else 's'}: {names(group.members)}")
-    click.echo(str(explain(group.members[0].found)))
+    click.echo(f"\n{place} {plain(group.headline)}")
+    click.echo(plain(f"{count} golden{'' if count == 1 else 's'}: {names(group.members)}"))
+    click.echo(plain(str(explain(group.members[0].found))))
     shown = 0
     while True:
         click.echo("  ".join(f"{key} {word}" for key, word in KEYS.items()) + "  ? ", nl=False)
         decision = KEYS.get(click.getchar().lower(), "")
         click.echo(decision or "one of " + ", ".join(KEYS))
         if decision == "show":
-            print_report(group.members[shown % count].found, Console(highlight=False))
+            show_report(group.members[shown % count].found)
             shown += 1
         elif decision == "accept":
             why = click.prompt("why is it right", default="", show_default=False)

@@ -15,6 +15,7 @@ from typing import Any
 from metrale.cli.errors import BadInput
 from metrale.cli.files import in_ci, read_input, write_whole
 from metrale.cli.goldens import Pair, accept_pending, find_pairs
+from metrale.cli.text import plain, quoted
 from metrale.trace.align import Comparison, compare, explain
 from metrale.trace.report import headline
 
@@ -75,9 +76,9 @@ def group_pending(paths: Sequence[Path]) -> list[Group]:
 
 
 def _compare(pair: Pair) -> Comparison:
-    golden = read_input(pair.golden, "a golden trace") if pair.golden.exists() else b""
-    pending = read_input(pair.pending, "a pending trace")
-    return compare(golden, pending, (str(pair.golden), str(pair.pending)))
+    golden = read_input(pair.golden, "a golden trace", regular=True) if pair.golden.exists() else b""
+    pending = read_input(pair.pending, "a pending trace", regular=True)
+    return compare(golden, pending, (plain(str(pair.golden)), plain(str(pair.pending))))
 
 
 def _reason(found: Comparison) -> tuple[str, str]:
@@ -157,7 +158,7 @@ def _loose(pair: Pair) -> str:
     if not pair.scenario.exists():
         return f"{pair.golden}: golden without a scenario"
     if not pair.golden.exists() and not pair.pending.exists():
-        return f"{pair.scenario}: scenario without a golden; `metrale accept {pair.scenario}` records it"
+        return f"{pair.scenario}: scenario without a golden; `metrale accept {quoted(pair.scenario)}` records it"
     return ""
 
 

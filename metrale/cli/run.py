@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.files import in_ci, write_whole
+from metrale.cli.files import Outputs, write_whole
+from metrale.cli.text import quoted, say
 from metrale.core.io import Device
 from metrale.sim.harness import HarnessError
 from metrale.sim.runner import MAX_TICKS, RunError, RunResult, run_scenario
@@ -37,20 +38,17 @@ def run(scenario: Path, output: Path | None, device: str, router: str | None, ma
     The trace is the same bytes in every process and on every machine. The summary goes to standard error.
     """
     if output is not None:
-        _spare_the_golden(scenario, output)
+        Outputs(scenario).claim(output, golden_of=scenario)
     try:
         loaded = load_scenario(scenario)
         result = run_scenario(loaded, router=router, max_ticks=max_ticks, device=open_device(device, loaded))
     except ScenarioError as error:
         raise BadInput(str(error)) from error
     except RunError as error:
-        return _not_ended(scenario, error)
+        return _not_ended(scenario, loaded, error, max_ticks)
     _write(result, output)
     where = "" if output is None else f", written to {output}"
-    click.echo(
-        f"{result.name}: {len(result.lines)} lines, {result.ticks} ticks, {len(loaded.request)} requests{where}",
-        err=True,
-    )
+    say(f"{result.name}: {len(result.lines)} lines, {result.ticks} ticks, {len(loaded.request)} requests{where}")
     return 0
 
 
@@ -67,11 +65,6 @@ def open_device(name: str, scenario: Scenario) -> Device | None:
     return device
 
 
-def _spare_the_golden(scenario: Path, output: Path) -> None:
-    if in_ci() and scenario.suffix == ".toml" and output.resolve() == scenario.with_suffix(".trace").resolve():
-        raise BadInput(f"{output}: is the golden of {scenario}, and in CI (CI is set) nothing writes a golden")
-
-
 def _write(result: RunResult, output: Path | None) -> None:
     data = result.text.encode()
     if output is not None:
@@ -81,10 +74,12 @@ def _write(result: RunResult, output: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
-def _not_ended(scenario: Path, error: RunError) -> int:
+def _not_ended(path: Path, scenario: Scenario, error: RunError, max_ticks: int) -> int:
     """A scheduler that hangs is a violation; a scenario that asks for too many ticks is bad input."""
     if not isinstance(error.__cause__, HarnessError):
-        raise BadInput(f"{scenario}: {error}") from error
-    click.echo(f"{scenario}: {error}", err=True)
-    click.echo(f"next: metrale run --max-ticks N {scenario}, with N the last tick to look at", err=True)
+        late = any(request.arrive_at_tick is not None for request in scenario.request)
+        remedy = "a larger --max-ticks" + (" or an earlier arrive_at_tick" if late else "")
+        raise BadInput(f"{path}: the run passed {max_ticks} ticks; {remedy} helps") from error
+    say(f"{path}: {error}")
+    say(f"next: metrale run --max-ticks N {quoted(path)}, with N the last tick to look at")
     return DIFFERENT

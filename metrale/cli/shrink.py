@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import click
 
 from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.files import print_json, read_input, write_whole
+from metrale.cli.files import Outputs, print_json, read_input, write_whole
+from metrale.cli.text import plain, plain_lines, quoted, say
 from metrale.sim.fuzz.toml_text import scenario_toml
 from metrale.sim.invariants.base import plural
 from metrale.sim.scenario import ScenarioError, parse_scenario
@@ -29,7 +31,15 @@ def shrink_command(scenario: Path, output: Path | None, seed: int, as_json: bool
     is a scenario ready for golden/, with a pytest beside it that fails until the fault is mended. Exit status 1: the
     scenario fails and was shrunk; 0: nothing is wrong with it.
     """
-    data = read_input(scenario, "a scenario")
+    own = scenario.with_name(f"{scenario.stem}_small.toml")
+    target = output or own
+    test = target.with_name(f"test_{target.stem}.py")
+    outputs = Outputs(scenario)
+    outputs.claim(target, own=target == own)
+    if target != own and os.path.lexists(test):
+        raise BadInput(f"{test}: is there already, and the test of {target.name} would replace it; name another file")
+    outputs.claim(test)
+    data = read_input(scenario, "a scenario", regular=True)
     try:
         parse_scenario(data, str(scenario))
         tables = tomllib.loads(data.decode().removeprefix("﻿").replace("\r\n", "\n"))
@@ -38,18 +48,17 @@ def shrink_command(scenario: Path, output: Path | None, seed: int, as_json: bool
     except ScenarioError as error:
         raise BadInput(str(error)) from error
     if found is None:
-        click.echo(f"{scenario}: breaks no invariant and no relation", err=True)
+        say(f"{scenario}: breaks no invariant and no relation")
         return 0
-    target = output or scenario.with_name(f"{scenario.stem}_small.toml")
-    _write(found, target)
+    _write(found, target, test)
     if as_json:
         print_json(_as_json(found, target))
     else:
-        click.echo(scenario_toml(found.tables))
-        click.echo(str(found.failure))
-    click.echo(f"next: mend the fault, then metrale check {target} and metrale accept", err=True)
+        click.echo(plain_lines(scenario_toml(found.tables)))
+        click.echo(plain(str(found.failure)))
+    say(f"next: mend the fault, then metrale check {quoted(target)} and metrale accept")
     requests, ticks = found.size
-    click.echo(f"{target}: {plural(requests, 'request')}, {plural(ticks, 'tick')}, {found.attempts} scenarios tried", err=True)
+    say(f"{target}: {plural(requests, 'request')}, {plural(ticks, 'tick')}, {found.attempts} scenarios tried")
     return DIFFERENT
 
 
@@ -57,11 +66,10 @@ def _full(tables: dict[str, Any]) -> dict[str, Any]:
     return {"device": {}, "scheduler": {}, "request": [], **tables}
 
 
-def _write(found: Shrunk, target: Path) -> None:
+def _write(found: Shrunk, target: Path, test: Path) -> None:
     name = target.stem
     found.tables = {**found.tables, "name": name, "about": str(found.failure)[:200]}
     write_whole(target, scenario_toml(found.tables).encode())
-    test = target.with_name(f"test_{name}.py")
     write_whole(test, pytest_text(name, found.failure.rule, target.name).encode())
 
 

@@ -39,6 +39,10 @@ Choice = tuple[tuple[int, ...], str | None, int]
 """Who arrives (indices), the fault that strikes (None: no fault) and whom it hits."""
 
 
+TOLD_EVERY = 20
+"""Progress is told after so many choices."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """A bounded world: ``ticks`` ticks in which the environment chooses. ``faults`` names what may strike once."""
@@ -245,6 +249,8 @@ def explore(world: World, progress: Callable[[Explored], None] | None = None, mo
             for choice in choices_at(world, taken, seen):
                 path = (*taken, choice)
                 found.edges += 1
+                if progress is not None and found.edges % TOLD_EVERY == 0:
+                    progress(found)
                 glimpse = _edge(world, path, tick + 1, found)
                 key = _key(world, path, tick, glimpse)
                 if key in visited:
@@ -258,8 +264,6 @@ def explore(world: World, progress: Callable[[Explored], None] | None = None, mo
                 found.unvisited = len(following)
                 return found
         frontier = following
-        if progress is not None:
-            progress(found)
     return found
 
 

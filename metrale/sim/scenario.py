@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import re
+import stat
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 U63 = 2**63 - 1
 MAX_FILE_BYTES = 64 << 20
+MAX_KEY_PARTS = 64
+_PART = r"""(?:[\w-]++|"(?:[^"\\]|\\.)*+"|'[^']*+')"""
+_KEY_OR_COMMENT = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+|#.*")
+_LONG_KEY = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS},}}")
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FORWARDS = (
     "prefill", "prefill_chunk", "prefill_batch_chunk", "decode", "decode_batch", "mixed_forward",
     "mixed_forward_batch", "decode_verify", "decode_verify_graphed", "decode_verify_graphed_k3",
@@ -195,17 +204,27 @@ def load_scenario(path: str | Path) -> Scenario:
     """Read and check a scenario file. Raises ScenarioError."""
     where = str(path)
     try:
-        file = Path(path)
-        if file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
-            raise ScenarioError(f"{where}: larger than {MAX_FILE_BYTES >> 20} MiB; a scenario is a small TOML file")
-        data = file.read_bytes()
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ScenarioError(f"{where}: is no regular file; a scenario is a small TOML file")
+            data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ScenarioError(f"{where}: cannot be read: {error.strerror or error}") from error
+        raise ScenarioError(f"{where}: {_unreadable(path, error)}") from error
     return parse_scenario(data, where)
+
+
+def _unreadable(path: str | Path, error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "is a symlink in a loop of symlinks"
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        return f"is a symlink to {os.readlink(path)}, which does not exist"
+    return f"cannot be read: {error.strerror or error}"
 
 
 def parse_scenario(data: bytes, where: str = "<scenario>") -> Scenario:
     """Check the bytes of a scenario file. Raises ScenarioError."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ScenarioError(f"{where}: larger than {MAX_FILE_BYTES >> 20} MiB; a scenario is a small TOML file")
     if not data.strip():
         raise ScenarioError(f'{where}: the file is empty; a scenario needs at least name = "..."')
     if b"\0" in data:
@@ -214,13 +233,32 @@ def parse_scenario(data: bytes, where: str = "<scenario>") -> Scenario:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{where}: not UTF-8 (byte {error.start}); a scenario is TOML in UTF-8") from error
+    return scenario_from(_tables(text.removeprefix("\ufeff").replace("\r\n", "\n"), where), where)
+
+
+def _tables(text: str, where: str) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") >= MAX_KEY_PARTS and _has_long_key(line):
+            raise ScenarioError(f"{where}: line {number}: a key has more than {MAX_KEY_PARTS} parts")
     try:
-        tables = tomllib.loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{where}: not valid TOML: {error}") from error
-    except (RecursionError, ValueError) as error:
-        raise ScenarioError(f"{where}: not valid TOML: {error or 'nested too deeply'}") from error
-    return scenario_from(tables, where)
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ScenarioError(f"{where}: not valid TOML: nested too deeply") from error
+    except ValueError as error:
+        text = _short(str(error), 200)
+        if "set_int_max_str_digits" in str(error):
+            text = "a number has too many digits; numbers go up to 2^63-1"
+        raise ScenarioError(f"{where}: not valid TOML: {text}") from error
+
+
+def _has_long_key(line: str) -> bool:
+    """Whether a dotted key, outside text and comments, has more parts than tomllib can take in a short time."""
+    for found in _KEY_OR_COMMENT.finditer(line):
+        if found[0].startswith("#"):
+            return False
+        if _LONG_KEY.fullmatch(found[0]):
+            return True
+    return False
 
 
 def scenario_from(tables: dict[str, Any], where: str = "<scenario>") -> Scenario:
@@ -259,7 +297,8 @@ def _place(loc: list[str | int]) -> str:
             table, parts = f"[[request]] number {parts[0] + 1}", parts[1:]
     if not parts:
         return f"{table}:"
-    key = str(parts[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts[1:] if p != "[key]")
+    names = [p if isinstance(p, int) else _short(p) for p in parts if p != "[key]"]
+    key = str(names[0]) + "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names[1:])
     return f"{table}: key {key}"
 
 
@@ -345,7 +384,15 @@ def _bounds(place: list[str | int]) -> tuple[int | float | None, int | None]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    if isinstance(value, bool):
-        text = text.lower()
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return _short(text.lower() if isinstance(value, bool) else text)
+
+
+def _short(text: str, most: int = 60) -> str:
+    """``text`` in one line, without its middle if it is long."""
+    if len(text) > most:
+        text = f"{text[: most - 20]}...{text[-17:]}"
+    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)

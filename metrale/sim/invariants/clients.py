@@ -82,7 +82,7 @@ class Clients(Invariant):
 
     def _answers(self, id_: int, lives: list[Life], outs: list[tuple[int, r.Out]]) -> None:
         """Several requests of one id run one after the other (D18); their answers stand in file order."""
-        outs = sorted(outs, key=lambda entry: -len(entry[1].events))
+        outs = sorted(outs, key=lambda entry: -_told(entry[1]))
         problems = [[self._compare(life, out) for _, out in outs] for life in lives]
         taken: dict[int, int] = {}
         for index in range(len(lives)):
@@ -309,7 +309,8 @@ class Clients(Invariant):
         most = [*life.kept, *run]
         if not run and life.ended_by_drop and life.dropped:
             most.append(life.dropped[-1])
-        if self._may_hide and not _is_start(tokens, most):
+        short = len(tokens) < len(life.kept)
+        if (self._may_hide or (len(life.kept) == 1 and end.reason in EARLY)) and (short or not _is_start(tokens, most)):
             return None if _is_within(tokens, most) else _first_difference(list(tokens), most)
         hidden = self._hidden(list(tokens), most)
         most = [token for token in most if token not in hidden]
@@ -334,6 +335,11 @@ def _assign(life: int, problems: list[list[str | None]], taken: dict[int, int], 
                 taken[at] = life
                 return True
     return False
+
+
+def _told(out: r.Out) -> int:
+    """How many tokens an answer reports: the longest that fits a life is its own."""
+    return sum(len(event.tokens) if isinstance(event, r.Response) else 1 for event in out.events)
 
 
 def _is_start(sent: Sequence[int], picked: Sequence[int]) -> bool:

@@ -43,7 +43,10 @@ def target_of(mutant: Mutant) -> FunctionType:
 def changed_code(mutant: Mutant) -> CodeType:
     """The code object of the changed function. Raises PlantError."""
     function = target_of(mutant)
-    source = textwrap.dedent(inspect.getsource(function))
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except OSError as error:
+        raise PlantError(f"{mutant.name}: the source of {mutant.target} cannot be read: {error}") from error
     if source.count(mutant.old) != 1:
         count = source.count(mutant.old)
         raise PlantError(f"{mutant.name}: {mutant.old!r} stands {count} times in {mutant.target}, must be once")

@@ -235,9 +235,10 @@ def test_json_and_junit(inside, pair: Path, tmp_path: Path) -> None:
     assert "cannot be written" in err
 
 
-def test_verbose_lists_what_passed(inside, pair: Path) -> None:
-    assert "suite/small" not in inside("check", pair)[1].replace(str(pair.parent.parent), "")
-    assert "small" in inside("check", "-v", pair)[1]
+def test_verbose_lists_what_passed(inside, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pair.parent)  # a long path would be folded
+    assert "small" not in inside("check", "small.toml")[1]
+    assert "small" in inside("check", "-v", "small.toml")[1]
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,27 @@ class Ghost:
             seq.pending, seq.ahead_pick = seq.ahead_pick, UNKNOWN
             seq.fresh, seq.ahead = True, False
 
+    def reconsider(self, seq: Seq, length: int, token: int = UNKNOWN) -> bool:
+        """A restored sequence shows another length than its image: take the image of that length instead, from the
+        spilled ones or from a sequence restored beside it that no line has named yet. False if there is none."""
+        if seq.origin is not Origin.RESTORE:
+            return False
+
+        def fits(one: Seq | Parked) -> bool:
+            return one.length == length and (token == UNKNOWN or one.pending in (token, UNKNOWN))
+
+        for other in self.active:
+            if other is not seq and other.origin is Origin.RESTORE and other.low == seq.low and fits(other):
+                for name in ("life", "length", "pending", "fresh", "picked", "adapter"):
+                    mine, theirs = getattr(seq, name), getattr(other, name)
+                    setattr(seq, name, theirs)
+                    setattr(other, name, mine)
+                return True
+        image = next((one for one in self.spilled if one.blocks == seq.low and fits(one)), None)
+        if image is not None:
+            self.swap_image(seq, image)
+        return image is not None
+
     def swap_image(self, seq: Seq, image: Parked) -> None:
         """``seq`` was restored from ``image`` after all: the image of equal size before it had been given up."""
         life = seq.life

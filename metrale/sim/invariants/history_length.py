@@ -6,7 +6,7 @@ from metrale.trace import records as r
 from metrale.trace.values import SeqId
 
 from .base import Invariant, on
-from .ghost import Origin, Phase, Seq
+from .ghost import Phase, Seq
 from .live_sequence import AFTER_FEED, NAMED
 from .replay_drafts import VERIFIES
 
@@ -33,6 +33,8 @@ class HistoryLength(Invariant):
         if seq.ahead and length == seq.length and isinstance(rec, r.FreeSequence):
             return
         if seq.undo and length == right - 1:
+            return
+        if self.g.reconsider(seq, length):
             return
         if seq.length - length >= SMALLEST_REWIND and seq.life is not None and length >= seq.life.prompt:
             return  # a watchdog rolled the row back, which without recurrent layers no call announces
@@ -109,8 +111,6 @@ class HistoryLength(Invariant):
             return
         life, window = seq.life, seq.window
         if window is not None and window.host and window.start < sid.length <= window.start + window.rows:
-            return
-        if seq.origin is Origin.RESTORE and any(image.length == sid.length for image in self.g.spilled):
             return
         if life is not None and seq.length - sid.length >= SMALLEST_REWIND:
             index = sid.length - life.prompt

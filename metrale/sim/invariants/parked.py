@@ -33,6 +33,7 @@ class ParkedWork(Invariant):
         self.stuck: list[Complaint] = []
         self.failed = False
         self.looks = 0
+        self.restored = False
 
     # -- tries
 
@@ -62,7 +63,7 @@ class ParkedWork(Invariant):
         if (g.requeued or g.spilled) and rec.tick > 1:
             self._nobody_tried(tries, count)
         self.seats = max(self.seats, count)
-        self.looks = 0
+        self.looks, self.restored = 0, False
 
     def _nobody_tried(self, tries: list[tuple[int, int]], count: int) -> None:
         g = self.g
@@ -72,8 +73,8 @@ class ParkedWork(Invariant):
         for entry, want in [(parked, parked.blocks) for parked in g.spilled] + [
             (parked, parked.length // g.pool.low + 2) for parked in g.requeued if g.pool.low == g.pool.high
         ]:
-            if want is None:
-                continue
+            if want is None or (self.restored and entry.blocks is not None):
+                continue  # which image came back is known at the first decode
             looked = tries if entry.blocks is None else self.looks > 1
             if not looked and count < self.seats and self._alone(entry):
                 text = f"s{entry.hash} is parked since line {entry.line} and nobody looks for blocks for it"
@@ -124,6 +125,7 @@ class ParkedWork(Invariant):
     def restore(self, rec: r.RestoreSequenceState) -> None:
         g = self.g
         self.failed = self.failed or rec.error is not None
+        self.restored = True
         if not any(entry.blocks == rec.blocks for entry in g.spilled):
             self.fail(f"{rec.blocks} blocks are restored, but no image of that size was saved")
         elif self.last_activity < rec.blocks:
@@ -132,17 +134,13 @@ class ParkedWork(Invariant):
     @on(r.DecodeBatch)
     def decode(self, rec: r.DecodeBatch) -> None:
         """A restored sequence must be one of the images of its size: its first decode tells which."""
-        g = self.g
-        if not g.spilled:
-            return
+        live = self.g.live
         for token, sid in zip(rec.tokens, rec.seqs, strict=False):
-            seq = g.live.get(sid.slot)
-            if seq is None or sid.hash or (sid.length == seq.length and seq.pending in (token, UNKNOWN)):
+            if sid.hash:
                 continue
-            fits = (one for one in g.spilled if one.length == sid.length and one.pending in (token, UNKNOWN))
-            other = next(fits, None)
-            if other is not None and seq.life is not None:
-                g.swap_image(seq, other)
+            seq = live.get(sid.slot)
+            if seq is not None and (sid.length != seq.length or seq.pending not in (token, UNKNOWN)):
+                self.g.reconsider(seq, sid.length, token)
 
     def finish(self) -> None:
         g = self.g

@@ -5,7 +5,7 @@ from __future__ import annotations
 from metrale.trace import records as r
 
 from .base import Invariant, on
-from .ghost import UNKNOWN, Ghost, Origin, Seq
+from .ghost import UNKNOWN, Ghost, Seq
 from .replay_drafts import VERIFIES
 
 
@@ -73,12 +73,9 @@ class PendingToken(Invariant):
                 self.g.report("drafts", f"s{seq.hash}@{seq.slot}: {shown}", (seq.proposed,))
 
     def _fed(self, seq: Seq, token: int, length: int) -> None:
-        ghost = self.g
         if seq.undo or seq.ahead_pick == token:
             return
         if seq.ahead and token == seq.ahead_pick:
-            return
-        if seq.origin is Origin.RESTORE and any(image.pending == token for image in ghost.spilled):
             return
         if length < seq.length and seq.life is not None and token in seq.life.kept:
             return

@@ -30,7 +30,7 @@ from .verdicts import Verdicts
 from .victims import Victims
 
 INVARIANTS: tuple[type[Invariant], ...] = (
-    Ticks, RouterCalls, PrefillCalls, Verdicts, LiveSequence, HistoryLength, Slots, Blocks, FreeQueries, PendingToken,
-    BatchRows, StreamOrder, Drafts, ContextCommit, EpWords, TokenFeed, SnapshotRing, Admission, ParkedWork, Victims,
+    ParkedWork, Ticks, RouterCalls, PrefillCalls, Verdicts, LiveSequence, HistoryLength, Slots, Blocks, FreeQueries,
+    PendingToken, BatchRows, StreamOrder, Drafts, ContextCommit, EpWords, TokenFeed, SnapshotRing, Admission, Victims,
     Rotations, Progress, Clients, OwnScript, Endings,
 )  # fmt: skip

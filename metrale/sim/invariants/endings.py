@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from metrale.core.sequence import blocks_for
+from metrale.sim.scenario import DeviceTable, RequestTable
 from metrale.trace import records as r
 
 from .base import Invariant, on
 from .ghost import Ghost, Origin, Seq
+
+
+def refusal(request: RequestTable, device: DeviceTable) -> str | None:
+    """Why a request may never start, whatever else runs (D11, D17), or None."""
+    length = len(request.prompt) if request.prompt is not None else request.prompt_len or 0
+    if length == 0:
+        return "its prompt is empty"
+    if request.max_tokens == 0:
+        return "it may not generate a token"
+    if any(token >= device.vocab for token in request.prompt or ()):
+        return "its prompt leaves the vocabulary"
+    if 0 < device.total_blocks < blocks_for(length, device.block_size):
+        return f"its prompt needs more KV blocks than the pool has ({device.total_blocks})"
+    return None
 
 
 class Endings(Invariant):
@@ -13,8 +29,8 @@ class Endings(Invariant):
 
     name = "endings"
     sentence = (
-        "A request starts after its arrival and on a free seat; a cancel or a deadline ends it within the tick, "
-        "wherever it is by then."
+        "A request starts after its arrival and on a free seat, or never if it has to be refused; a cancel or a "
+        "deadline ends it within the tick, wherever it is by then."
     )
     needs_scenario = True
 
@@ -38,6 +54,7 @@ class Endings(Invariant):
         if scenario.scheduler.deadline_scope == "all":
             for id_, tick in self.deadline.items():
                 self.everywhere[id_] = min(tick, self.everywhere.get(id_, tick))
+        self.refused = {one.id: why for one in own if (why := refusal(one, scenario.device)) is not None}
         self.seats = scenario.scheduler.max_batch_size
         self.carried: list[Seq] = []
         self.erred = False
@@ -59,6 +76,8 @@ class Endings(Invariant):
         if seq is None or seq.named or seq.origin is not Origin.START:
             return
         id_ = rec.seq.hash
+        if id_ in self.refused:
+            self.fail(f"s{id_} starts, but it was to be refused: {self.refused[id_]}")
         if self.arrival.get(id_, -1) >= g.tick:
             self.fail(f"s{id_} starts in tick {g.tick}, but it arrives in tick {self.arrival[id_]}")
         if id_ in self.everywhere and self.everywhere[id_] < g.tick:

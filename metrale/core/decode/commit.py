@@ -107,17 +107,8 @@ def commit_token(s: State, row: Row, token: int, record: LogprobRecord | None, n
     think = row.think
     row.last_token = token
     row.last_token_time = now
-    if token == s.config.think_start_token and not think.inside:
-        _enter_thinking(row)
+    if think_id_outside(s, row, token, max(SPONTANEOUS_THINK_BUDGET >> min(think.loop_fires, 4), 8)):
         return
-    if token == s.config.think_end_token and not think.inside:
-        think.stray_ends += 1
-        if think.stray_ends >= WATCHDOG.stray_think_ends:
-            row.finished = True
-            row.guard = "think_skip_watchdog"
-        return
-    if think.over:
-        think.stray_ends = 0
     if think.inside:
         _thinking_token(s, row, token)
     else:
@@ -130,6 +121,30 @@ def commit_token(s: State, row: Row, token: int, record: LogprobRecord | None, n
             row.finished = True
         return
     _keep(s, row, token)
+
+
+def think_id_outside(s: State, row: Row, token: int, budget: int) -> bool:
+    """A think id outside thinking: a start opens a thought of at most ``budget`` tokens, an end counts as a stray one.
+    True: the token is not recorded, streamed or paid for (S3 section 6 steps 3 to 5, S4 section 4 steps 3 to 5)."""
+    think = row.think
+    if think.inside:
+        return False
+    if token == s.config.think_start_token:
+        think.inside = True
+        think.over = False
+        think.emitted_after = 0
+        think.stray_ends = 0
+        think.budget = budget
+        return True
+    if token == s.config.think_end_token:
+        think.stray_ends += 1
+        if think.stray_ends >= WATCHDOG.stray_think_ends:
+            row.finished = True
+            row.guard = "think_skip_watchdog"
+        return True
+    if think.over:
+        think.stray_ends = 0
+    return False
 
 
 def spend_budget(row: Row) -> None:
@@ -163,15 +178,6 @@ def spend_thinking(row: Row) -> None:
     if think.budget is not None and think.tokens >= think.budget and not think.force_end:
         think.force_end = True
         think.deferrals = 0
-
-
-def _enter_thinking(row: Row) -> None:
-    """A think-start id: fed next, but not recorded, streamed or paid for; repeated loops shorten the budget."""
-    think = row.think
-    think.inside = True
-    think.over = False
-    think.stray_ends = 0
-    think.budget = max(SPONTANEOUS_THINK_BUDGET >> min(think.loop_fires, 4), 8)
 
 
 def _thinking_token(s: State, row: Row, token: int) -> None:

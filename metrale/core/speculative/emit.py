@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from ..config import SPONTANEOUS_THINK_BUDGET, WATCHDOG
-from ..decode.commit import at_ceiling, close_thinking, spend_budget, spend_thinking, stream_token
+from ..config import SPONTANEOUS_THINK_BUDGET
+from ..decode.commit import (
+    at_ceiling,
+    close_thinking,
+    spend_budget,
+    spend_thinking,
+    stream_token,
+    think_id_outside,
+)
 from ..row import Row
 from ..sampling.record import LogprobRecord
 from ..state import State
@@ -18,17 +25,8 @@ def emit(s: State, row: Row, token: int, record: LogprobRecord | None = None) ->
         row.finished = True
         return
     think = row.think
-    if token == s.config.think_start_token and not think.inside:
-        _enter_thinking(row)
+    if think_id_outside(s, row, token, SPONTANEOUS_THINK_BUDGET):
         return
-    if token == s.config.think_end_token and not think.inside:
-        think.stray_ends += 1
-        if think.stray_ends >= WATCHDOG.stray_think_ends:
-            row.finished = True
-            row.guard = "think_skip_watchdog"
-        return
-    if think.over:
-        think.stray_ends = 0
     if record is not None:
         row.logprobs.append(record)
     row.outputs.append(token)
@@ -86,13 +84,3 @@ def _emit_plain_run(s: State, row: Row, tokens: list[int]) -> bool:
     row.content_tokens += emitted
     row.remaining = max(0, left)
     return not row.finished
-
-
-def _enter_thinking(row: Row) -> None:
-    """The budget is the full one here, and the count of tokens after thinking starts anew."""
-    think = row.think
-    think.inside = True
-    think.over = False
-    think.emitted_after = 0
-    think.stray_ends = 0
-    think.budget = SPONTANEOUS_THINK_BUDGET

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from metrale.core.io import Batch, Rotation, Wait
 from metrale.core.request import CancelFlag, Completion, Request, SamplingParams
@@ -11,7 +12,9 @@ from metrale.core.sampling.record import LogprobRecord
 
 from .instruments import Silent
 from .mock import Script
-from .scenario import RequestTable, Scenario
+
+if TYPE_CHECKING:
+    from .scenario import RequestTable, Scenario
 
 
 class HarnessError(Exception):

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from metrale.core.config import SchedulerConfig
 from metrale.core.driver import drive
@@ -18,8 +19,10 @@ from metrale.trace.tracing_router import TracingRouter
 
 from .harness import Harness, HarnessError, StandingClock
 from .mock import Faults, MockConfig, MockDevice
-from .scenario import DeviceTable, Scenario, SchedulerTable
 from .spill_store import FileSpillStore
+
+if TYPE_CHECKING:
+    from .scenario import DeviceTable, Scenario, SchedulerTable
 
 MAX_TICKS = 1_000_000
 GIB = 1 << 30

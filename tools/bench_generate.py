@@ -12,7 +12,7 @@ import json
 import time
 from pathlib import Path
 
-from metrale.cli.serving import TextSink, serve
+from metrale.conform.serving import TextSink, serve
 from metrale.core.config import SchedulerConfig
 from metrale.core.request import Request
 from metrale.device.checkpoint import load_config, load_tensors, load_tokenizer

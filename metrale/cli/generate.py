@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from metrale.cli.errors import DIFFERENT, BadInput
-from metrale.cli.serving import TextSink, serve
+from metrale.conform.serving import TextSink, serve
 from metrale.core.config import SchedulerConfig
 from metrale.core.request import Request, SamplingParams
 

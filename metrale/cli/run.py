@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
@@ -11,17 +10,12 @@ import click
 from metrale.cli.errors import DIFFERENT, BadInput
 from metrale.cli.files import Outputs, write_whole
 from metrale.cli.text import quoted, say
+from metrale.conform.devices import DEVICES
+from metrale.conform.errors import ConformError
 from metrale.core.io import Device
 from metrale.sim.harness import HarnessError
 from metrale.sim.runner import MAX_TICKS, RunError, RunResult, run_scenario
 from metrale.sim.scenario import Scenario, ScenarioError, load_scenario
-
-#: Devices other than the mock: "module:function" of a factory Scenario -> Device.
-DEVICES = {
-    "torch": "metrale.cli.forced:torch_device",
-    "cuda-sim": "metrale.cli.forced:cuda_sim_device",
-    "cuda": "metrale.cli.forced:cuda_device",
-}
 
 
 @click.command(epilog="Example: metrale run golden/plain_decode.toml | less")
@@ -56,13 +50,15 @@ def open_device(name: str, scenario: Scenario) -> Device | None:
     """The device called ``name``; None is the mock, which the runner makes itself. Raises BadInput."""
     if name == "mock":
         return None
-    module, function = DEVICES[name].split(":")
     try:
-        device: Device = getattr(importlib.import_module(module), function)(scenario)
+        from metrale.conform.forced_device import run_device
     except ImportError as error:
         text = f"--device {name}: not available ({error}); `pip install 'metrale[engine]'` installs what it needs"
         raise BadInput(text) from error
-    return device
+    try:
+        return run_device(scenario, name)
+    except ConformError as error:
+        raise BadInput(str(error)) from error
 
 
 def _write(result: RunResult, output: Path | None) -> None:

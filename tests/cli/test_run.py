@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from metrale.cli.errors import BadInput
-from metrale.cli.run import DEVICES, open_device
+from metrale.cli.run import open_device
 from metrale.sim.harness import HarnessError
 from metrale.sim.runner import RunError
 from metrale.sim.scenario import Scenario, load_scenario
@@ -101,7 +100,8 @@ def test_the_engine_behind_the_same_interface(inside) -> None:
 
 
 def test_an_engine_without_its_packages(inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("metrale.device", "metrale.cli.forced"))]:
+    engine = ("metrale.device", "metrale.conform.forced", "metrale.conform.tiny")
+    for name in [name for name in sys.modules if name.startswith(engine)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     status, out, err = inside("run", GOLDEN / "beam.toml", "--device", "torch")
@@ -199,16 +199,18 @@ def test_a_scheduler_that_hangs_is_a_violation(monkeypatch: pytest.MonkeyPatch, 
     assert err.splitlines() == [f"next: metrale run {pair}", "1 checked: 1 stuck (the run does not end)"]
 
 
-def test_a_registered_device_is_made_for_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Scenario] = []
-    module = types.ModuleType("some_engine")
-    module.open_device = lambda scenario: made.append(scenario) or "device"
-    monkeypatch.setitem(sys.modules, "some_engine", module)
-    monkeypatch.setitem(DEVICES, "torch", "some_engine:open_device")
+def test_a_device_is_made_for_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     scenario = load_scenario(GOLDEN / "beam.toml")
-    assert open_device("torch", scenario) == "device"
-    assert made == [scenario]
+    made: list[tuple[Scenario, str]] = []
+    monkeypatch.setattr("metrale.conform.forced_device.run_device", lambda *given: made.append(given) or "device")
+    assert open_device("cuda-sim", scenario) == "device"
+    assert made == [(scenario, "cuda-sim")]
     assert open_device("mock", scenario) is None
-    monkeypatch.setitem(DEVICES, "torch", "no_such_engine:open_device")
-    with pytest.raises(BadInput, match=r"--device torch: not available .*pip install 'metrale\[engine\]'"):
-        open_device("torch", scenario)
+
+
+def test_a_device_that_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match="--device cuda: backend cuda: torch sees no CUDA GPU here"):
+        open_device("cuda", load_scenario(GOLDEN / "beam.toml"))

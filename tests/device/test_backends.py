@@ -12,7 +12,7 @@ import torch
 
 from metrale.cli.conform import conform
 from metrale.cli.errors import BadInput
-from metrale.cli.forced import torch_device
+from metrale.conform.forced_device import run_device
 from metrale.device.errors import ModelError
 from metrale.device.loading import backend
 from metrale.sim.runner import run_scenario
@@ -51,8 +51,8 @@ def test_the_simulator_has_to_be_chosen_before_numba_is_loaded():
     assert "start this process with NUMBA_ENABLE_CUDASIM=1" in done.stderr
 
 
-def test_free_mode_is_not_offered_where_bits_may_differ():
-    with pytest.raises(BadInput, match="the forced mode alone"):
+def test_free_mode_is_not_offered_where_a_step_takes_seconds():
+    with pytest.raises(BadInput, match=r"cuda-sim: no free mode there, .* it offers forced"):
         conform.main(args=["--device", "cuda-sim", "--mode", "free"], standalone_mode=False)
 
 
@@ -66,5 +66,6 @@ def test_forced_traces_of_the_simulated_kernels():
 def test_run_on_the_torch_device():
     scenario = load_scenario(ROOT / "golden" / "verify_k4.toml")
     assert (
-        run_scenario(scenario, device=torch_device(scenario)).text == (ROOT / "golden" / "verify_k4.trace").read_text()
+        run_scenario(scenario, device=run_device(scenario, "torch")).text
+        == (ROOT / "golden" / "verify_k4.trace").read_text()
     )

@@ -10,12 +10,15 @@ import pytest
 
 from metrale.cli import conform as command
 from metrale.cli.errors import BadInput
-from metrale.cli.forced import ForcedDevice, edge_device
-from metrale.cli.free_mode import PIPELINED, WAYS, alone, check_way, models
 from metrale.cli.goldens import find_pairs
+from metrale.conform.devices import DEVICES, MODES, SHORT
+from metrale.conform.forced import drawn_check, forced_check, suite
+from metrale.conform.forced_device import ForcedDevice
+from metrale.conform.free import PIPELINED, WAYS, Finding, alone, check_way, models
+from metrale.conform.tiny import edge_device
 from metrale.device.conformance.ordering import CASES
 from metrale.device.engine import Streams
-from metrale.device.loading import shipped_model
+from metrale.device.loading import BACKENDS, shipped_model
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAIRS = find_pairs([GOLDEN])
@@ -24,19 +27,19 @@ TOKENS = 16
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_forced_traces_equal_the_goldens(pair):
-    check = command.forced_check(pair)
+    check = forced_check(pair.scenario)
     assert check.problem == ""
     assert check.excused == ""
 
 
 @pytest.mark.parametrize("pair", PAIRS[:: max(1, len(PAIRS) // 12)], ids=lambda pair: pair.name)
 def test_forced_traces_in_late_order(pair):
-    assert command.forced_check(pair, "late").problem == ""
+    assert forced_check(pair.scenario, "late").problem == ""
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_scenarios_on_the_engine_and_on_the_mock(seed):
-    check = command.drawn_check(seed)
+    check = drawn_check(seed)
     assert check.problem == "" or check.excused
 
 
@@ -44,7 +47,7 @@ def test_a_wrong_engine_is_noticed(monkeypatch):
     """Rows of a forced run really come from the engine's own arena: spoil the pick and the trace differs."""
     monkeypatch.setattr(ForcedDevice, "argmax_batch", lambda self, row, count, stream: [5] * count)
     pair = next(pair for pair in PAIRS if pair.name == "preempt_requeue")
-    assert "instead of" in command.forced_check(pair).problem
+    assert "instead of" in forced_check(pair.scenario).problem
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def loaded():
 @pytest.mark.parametrize("way", [*WAYS, *PIPELINED], ids=lambda way: way.name)
 def test_free_text_is_the_same_on_every_way(loaded, way):
     weights, _, wanted = next(entry for entry in loaded if way in entry[1])
-    assert check_way(weights, way, wanted, TOKENS) == ""
+    assert check_way(weights, way, wanted, TOKENS) == Finding()
 
 
 @pytest.mark.parametrize("name", ["mixed", "spilled", "MTP batched", "MTP mixed", "MTP with prefix cache", "n-gram"])
@@ -63,20 +66,20 @@ def test_free_text_in_late_and_random_order(loaded, name):
     weights, ways, wanted = loaded[0]
     way = next(way for way in ways if way.name == name)
     for order, seed in (("late", 0), ("random", 3)):
-        assert check_way(weights, way, wanted, TOKENS, Streams(order, seed)) == ""
+        assert check_way(weights, way, wanted, TOKENS, Streams(order, seed)) == Finding()
 
 
 @pytest.mark.parametrize(("edge", "name"), [("event", "mixed"), ("forward-after-secondary", "MTP K4")])
 def test_a_missing_wait_shows_in_free_text(loaded, edge, name):
     weights, ways, wanted = loaded[0]
     way = next(way for way in ways if way.name == name)
-    assert "instead of" in check_way(weights, way, wanted, TOKENS, Streams("late", 0, without=edge))
+    assert "instead of" in check_way(weights, way, wanted, TOKENS, Streams("late", 0, without=edge)).problem
 
 
 def test_a_way_that_is_not_taken_is_no_success(loaded):
     weights, ways, wanted = loaded[0]
     way = replace(ways[0], evidence=("beam_search_of_the_moon(",))
-    assert "this way was not taken" in check_way(weights, way, wanted, TOKENS)
+    assert "this way was not taken" in check_way(weights, way, wanted, TOKENS).problem
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.edge)
@@ -111,3 +114,27 @@ def test_the_command_on_a_changed_golden(tmp_path, capsys):
 def test_the_command_without_a_model(tmp_path):
     with pytest.raises(BadInput, match="no such directory"):
         run("--mode", "free", "--model", str(tmp_path / "absent"))
+
+
+def test_every_backend_has_its_modes():
+    assert set(BACKENDS) <= set(DEVICES)
+    assert DEVICES["torch"].modes == MODES
+    assert {name: (entry.modes, entry.short) for name, entry in DEVICES.items() if name != "torch"} == {
+        "cuda-sim": (("forced",), True),
+        "cuda-ptx": (("forced",), True),
+        "cuda": (("forced", "free"), False),
+    }
+
+
+def test_the_suite_begins_with_its_shortest_golden():
+    whole, short = suite(GOLDEN), suite(GOLDEN, short=True)
+    assert len(whole) == len(PAIRS)
+    assert short == [path for path in whole if path.with_suffix(".trace").stat().st_size <= SHORT]
+    assert 10 < len(short) < len(whole)
+    assert whole[: len(short)] == short
+
+
+def test_a_scenario_without_a_golden(tmp_path):
+    (tmp_path / "beam.toml").write_bytes((GOLDEN / "beam.toml").read_bytes())
+    with pytest.raises(BadInput, match=r"beam\.trace: no such file; `metrale accept .*beam\.toml` records it"):
+        run("--mode", "forced", str(tmp_path / "beam.toml"))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from metrale.cli.forced import random_weights, tiny_config
-from metrale.cli.free_mode import Way, Weights, alone, run_way
+from metrale.conform.free import Way, Weights, alone, run_way
+from metrale.conform.tiny import random_weights, tiny_config
 from metrale.device.engine import Streams
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 20, 33, 40)

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from metrale.cli.forced import random_weights, tiny_config
-from metrale.cli.serving import TextSink, serve
 from metrale.core.config import SchedulerConfig
 from metrale.core.request import Request
 from metrale.device.checkpoint import ModelConfig, load_config, load_tensors, load_tokenizer
-from metrale.device.engine import EngineOptions, Streams
-from metrale.device.loading import build_device
+from metrale.device.engine import EngineDevice, EngineOptions, Streams
+from metrale.device.loading import Backend, build_device
 from metrale.trace.recording import RecordingDevice
+
+from .rounding import excuse
+from .serving import TextSink, serve
+from .tiny import random_weights, tiny_config
 
 TEXTS = (
     "In tick",
@@ -108,6 +110,14 @@ PIPELINED = (
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with a way, and why it does not count. Empty: nothing is wrong."""
+
+    problem: str = ""
+    excused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A model in memory, and six prompts for it."""
 
@@ -136,18 +146,32 @@ def number_prompts(vocab: int) -> list[list[int]]:
     return found
 
 
-def alone(model: Weights, count: int) -> list[list[int]]:
+def engine_for(
+    model: Weights, options: Mapping[str, Any], streams: Streams | None = None, on: Backend | None = None
+) -> EngineDevice:
+    """An engine of the sizes that every way has, but for ``options``."""
+    sizes = replace(EngineOptions(block_size=4, total_blocks=256, max_sequences=40, max_seq_len=256), **options)
+    return build_device(model.config, model.tensors, sizes, streams, on)
+
+
+def alone(model: Weights, count: int, on: Backend | None = None) -> list[list[int]]:
     """The texts that every way must give."""
-    return [run_way(model, Way("alone", ()), [prompt], count)[0][0] for prompt in model.prompts]
+    return [run_way(model, Way("alone", ()), [prompt], count, on=on)[0][0] for prompt in model.prompts]
 
 
 def run_way(
-    model: Weights, way: Way, prompts: list[list[int]], count: int, streams: Streams | None = None
+    model: Weights,
+    way: Way,
+    prompts: list[list[int]],
+    count: int,
+    streams: Streams | None = None,
+    on: Backend | None = None,
 ) -> tuple[list[list[int]], list[str], int]:
-    """Token lists in the order of the prompts, the call log, and how many prompt tokens came from the cache."""
-    options = replace(EngineOptions(block_size=4, total_blocks=256, max_sequences=40, max_seq_len=256), **way.options)
+    """Token lists in the order of the prompts, the call log, and how many prompt tokens came from the cache.
+
+    A request that failed has its error text in place of tokens."""
     lines: list[str] = []
-    engine = build_device(model.config, model.tensors, options, streams)
+    engine = engine_for(model, way.options, streams, on)
     if not way.reserve:
         engine.facts = replace(engine.facts, total_blocks=0)
     device = RecordingDevice(engine, lines.append)
@@ -164,21 +188,38 @@ def run_way(
     return texts, lines, cached
 
 
-def check_way(model: Weights, way: Way, wanted: list[list[int]], count: int, streams: Streams | None = None) -> str:
-    """What is wrong with one way; nothing if nothing is."""
+def check_way(
+    model: Weights,
+    way: Way,
+    wanted: list[list[int]],
+    count: int,
+    streams: Streams | None = None,
+    *,
+    on: Backend | None = None,
+    rounding: float = 0.0,
+) -> Finding:
+    """What is wrong with one way. With ``rounding``, a text that is greedy to within that share is excused."""
     asked, expected = [model.prompts[i] for i in way.only], [wanted[i] for i in way.only]
     if way.again:
         halves = [len(text) // 2 for text in expected]
         longer = [[*p, *text[:half]] for p, text, half in zip(asked, expected, halves, strict=True)]
         rest = [text[half:] for text, half in zip(expected, halves, strict=True)]
         asked, expected = [*asked, *asked, *longer], [*expected, *expected, *rest]
-    texts, lines, cached = run_way(model, way, asked, count, streams)
+    texts, lines, cached = run_way(model, way, asked, count, streams, on)
+    problems, excuses = [], []
     for index, (got, text) in enumerate(zip(texts, expected, strict=True)):
-        if got[: len(text)] != text:
-            return f"request {index}: {got} instead of {text}"
+        if got[: len(text)] == text:
+            continue
+        problem, reason = f"request {index}: {got} instead of {text}", ""
+        if rounding and len(got) == count and all(isinstance(token, int) for token in got):
+            reason = excuse(engine_for(model, {}, on=on), asked[index], got, rounding)
+        if not reason:
+            return Finding(problem)
+        problems.append(problem)
+        excuses.append(f"request {index}: {reason}")
     for fragment in way.evidence:
         if not any(fragment in line for line in lines):
-            return f"no call log line has {fragment!r}: this way was not taken"
+            return Finding(f"no call log line has {fragment!r}: this way was not taken")
     if way.again and not cached:
-        return "nothing came from the prefix cache"
-    return ""
+        return Finding("nothing came from the prefix cache")
+    return Finding("; ".join(problems), "; ".join(excuses))

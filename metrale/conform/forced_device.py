@@ -6,55 +6,28 @@ and the cancel hooks of the scenario decide is taken from the scenario, everythi
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
-
-from metrale.cli.errors import BadInput
 from metrale.core.io import KvExhausted, Unsupported
 from metrale.core.request import Request
 from metrale.core.sequence import PrefillSlice, RowMask, Sequence, blocks_for
-from metrale.device.checkpoint.config import ModelConfig, parse_config
-from metrale.device.checkpoint.fields import Fields
 from metrale.device.checkpoint.lora import LoraAdapter
-from metrale.device.checkpoint.tensors import model_shapes
-from metrale.device.conformance.ordering import Case
 from metrale.device.engine import EngineDevice, EngineOptions, Streams
 from metrale.device.errors import ModelError
-from metrale.device.loading import Backend, backend, build_device, limit_threads
+from metrale.device.loading import Backend, backend, limit_threads
 from metrale.sim.harness import build_client
 from metrale.sim.mock import MockConfig, MockDevice, Script
 from metrale.sim.mock.drafting import REJECTED
 from metrale.sim.runner import mock_config
-from metrale.sim.scenario import RequestTable, Scenario
+
+from .errors import ConformError
+from .tiny import random_weights, tiny_config
+
+if TYPE_CHECKING:
+    from metrale.sim.scenario import RequestTable, Scenario
 
 MAX_POSITIONS = 1 << 22
 """K/V positions of the largest pool that a forced run allocates."""
-
-ATTENTION: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 1 << 20,
-}
-HYBRID = ATTENTION | {
-    "model_type": "qwen3_next",
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_hidden_layers": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "num_nextn_predict_layers": 1,
-}
 
 
 class ScriptPicks:
@@ -235,28 +208,15 @@ def speculates(scenario: Scenario) -> bool:
     return mtp or knobs.ngram_speculative or (knobs.self_speculative and facts.has_self_speculative)
 
 
-def torch_device(scenario: Scenario) -> ForcedDevice:
-    """What ``metrale run --device torch`` runs on."""
-    return _for_run(scenario, "torch")
+def run_device(scenario: Scenario, name: str) -> ForcedDevice:
+    """What ``metrale run --device NAME`` runs on: a hybrid where recurrent state matters to the scenario.
 
-
-def cuda_sim_device(scenario: Scenario) -> ForcedDevice:
-    """What ``metrale run --device cuda-sim`` runs on."""
-    return _for_run(scenario, "cuda-sim")
-
-
-def cuda_device(scenario: Scenario) -> ForcedDevice:
-    """What ``metrale run --device cuda`` runs on."""
-    return _for_run(scenario, "cuda")
-
-
-def _for_run(scenario: Scenario, name: str) -> ForcedDevice:
-    """A hybrid where recurrent state matters to the scenario."""
+    Raises ConformError where the backend cannot be had."""
     limit_threads(0)
     try:
         on = backend(name)
     except ModelError as error:
-        raise BadInput(f"--device {name}: {error}") from error
+        raise ConformError(f"--device {name}: {error}") from error
     return forced_device(scenario, hybrid=scenario.device.has_ssm_layers or speculates(scenario), on=on)
 
 
@@ -264,12 +224,12 @@ def forced_device(
     scenario: Scenario, *, hybrid: bool, streams: Streams | None = None, on: Backend | None = None
 ) -> ForcedDevice:
     """A forced engine for one scenario. The pool holds what all requests together can reach, whatever the scenario's
-    books say. Raises BadInput for requests whose K/V no machine should be asked for."""
+    books say. Raises ConformError for requests whose K/V no machine should be asked for."""
     config = mock_config(scenario.device)
     facts = config.facts
     blocks = sum(_most_blocks(table, scenario) for table in scenario.request)
     if blocks * facts.block_size > MAX_POSITIONS:
-        raise BadInput(
+        raise ConformError(
             f"scenario {scenario.name}: its requests reach {blocks * facts.block_size} positions; a forced run "
             f"allocates {MAX_POSITIONS} at most, `--device mock` has no limit"
         )
@@ -308,24 +268,3 @@ def _most_blocks(table: RequestTable, scenario: Scenario) -> int:
     if ceiling:
         length = min(length, max(ceiling, len(request.prompt)) + 1)
     return blocks_for(length + scenario.scheduler.num_drafts + 2, scenario.device.block_size) + 1
-
-
-def tiny_config(vocab: int, hybrid: bool) -> ModelConfig:
-    """The model of a forced run."""
-    values = (HYBRID if hybrid else ATTENTION) | {"vocab_size": vocab}
-    return parse_config(Fields(values, "the forced model"))
-
-
-def random_weights(config: ModelConfig, seed: int = 20, scale: float = 0.2) -> dict[str, torch.Tensor]:
-    """The same weights in every process."""
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) * scale for name, shape in model_shapes(config).items()}
-
-
-def edge_device(case: Case, streams: Streams) -> EngineDevice:
-    """A small engine for one program of :mod:`metrale.device.conformance.ordering`."""
-    config = tiny_config(64, case.hybrid)
-    options = EngineOptions(
-        block_size=4, total_blocks=64, max_sequences=8, max_seq_len=128, prefix_cache=case.prefix_cache
-    )
-    return build_device(config, random_weights(config, seed=5, scale=0.6), options, streams)

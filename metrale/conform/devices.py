@@ -1,0 +1,34 @@
+"""What can be compared on which backend. No import of torch: the command line reads this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODES = ("forced", "free", "late")
+SHORT = 2300
+"""Bytes of the longest golden that a slow backend runs unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facility:
+    """What one backend is good for.
+
+    ``modes`` it offers, and ``why`` not the others. ``short``: of a whole suite only the short scenarios. ``rounding``:
+    the share of the logit range below which two best logits count as a tie (0: texts must be equal).
+    """
+
+    modes: tuple[str, ...]
+    short: bool = False
+    rounding: float = 0.0
+    why: str = ""
+
+
+SLOW = Facility(("forced",), short=True, why="a step takes seconds")
+
+DEVICES = {
+    "torch": Facility(MODES),
+    "cuda-sim": SLOW,
+    "cuda-ptx": SLOW,
+    "cuda": Facility(("forced", "free"), rounding=1e-4, why="work can be held back on the CPU alone"),
+}
+"""By the names of :data:`metrale.device.loading.BACKENDS`."""

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from .checkpoint import ModelConfig, load_config, load_lora, load_tensors
+from .checkpoint import LoraAdapter, ModelConfig, load_config, load_lora, load_tensors
 from .engine import EngineDevice, EngineOptions, Streams
 from .errors import ModelError
 from .kernels import reference
@@ -21,21 +21,28 @@ BACKENDS = ("torch", "cuda-sim", "cuda")
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 SHIPPED = "tiny-hybrid"
 SMALL_MODEL = 1024
+GATES = ("A_log", "dt_bias")
 
 Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A kernel set, the rows of its tiles (0: as many as there are), and where its tensors live."""
+    """A kernel set, the rows of its tiles (0: as many as there are), where its tensors live, and how: fp32 or bf16."""
 
     kernels: ModuleType
     width: int
     device: torch.device
+    dtype: torch.dtype = torch.float32
 
     def place(self, tensors: Weights) -> Weights:
-        """The weights where the kernels want them."""
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        """The weights where and how the kernels want them; the gates of recurrent layers stay fp32."""
+        kept = {name: torch.float32 if name.endswith(GATES) else self.dtype for name in tensors}
+        return {name: tensor.to(self.device, kept[name]) for name, tensor in tensors.items()}
+
+    def place_adapter(self, adapter: LoraAdapter) -> LoraAdapter:
+        """The same for an adapter."""
+        return adapter.to(self.device, self.dtype)
 
 
 def backend(name: str) -> Backend:
@@ -75,8 +82,15 @@ def build_device(
     streams: Streams | None = None,
     on: Backend | None = None,
 ) -> EngineDevice:
-    """A device over weights in memory; the ``torch`` backend unless said."""
+    """A device over weights in memory; the ``torch`` backend unless said. Raises ModelError for a model whose sizes the
+    backend's kernels do not take."""
     on = on or backend("torch")
+    if hasattr(on.kernels, "check_sizes"):
+        values = {"value_dim": config.linear.value_dim} if config.linear else {}
+        try:
+            on.kernels.check_sizes(config.heads, config.kv_heads, config.head_dim, **values)
+        except ValueError as error:
+            raise ModelError(f"{error}; the `torch` backend takes any size") from error
     return EngineDevice(on.kernels, config, on.place(tensors), options, width=on.width, streams=streams)
 
 
@@ -84,7 +98,8 @@ def open_model(path: Path, options: EngineOptions, lora: Path | None = None, on:
     """Load a folder; ``lora`` becomes the active adapter. Raises ModelError."""
     config = load_config(path)
     adapter = load_lora(lora, config) if lora is not None else None
+    on = on or backend("torch")
     device = build_device(config, load_tensors(path, config), options, on=on)
     if adapter is not None:
-        device.adapters.active = device.adapters.load(adapter.to(device.on))
+        device.adapters.active = device.adapters.load(on.place_adapter(adapter))
     return device

@@ -13,9 +13,11 @@ from metrale.core.slots import SlotBook
 from ..checkpoint.config import ModelConfig
 from ..model.decoder import Decoder, Memory, new_memory
 from ..model.drafter import DraftHead
+from ..model.graphs import CudaRecorder, DecodeGraphs
 from ..model.rows import InputRow, Intermediate
 from .adapters import AdapterTable
 from .books import BlockPool, PhysicalSlots
+from .cuda_streams import CudaStreams
 from .options import EngineOptions, facts_of
 from .picks import Picks
 from .prefix_cache import PrefixCache
@@ -46,27 +48,39 @@ class EngineCore:
     ) -> None:
         self.k, self.config, self.options, self.picks = kernels, config, options, picks
         self.facts = facts or facts_of(config, options)
-        self.streams = streams or Streams()
         self.decoder = Decoder(kernels, config, tensors, width)
-        on = self.on = self.decoder.device
+        on, dtype = self.on, self.dtype = self.decoder.device, self.decoder.dtype
+        self.streams: Streams | CudaStreams = streams or Streams()
+        if on.type == "cuda":
+            self._on_a_gpu()
         self.head = DraftHead(kernels, config, tensors, self.decoder) if config.draft_head else None
         self.pool = BlockPool(options.total_blocks, options.held_blocks)
         self.slots = PhysicalSlots(options.max_sequences)
         self.labels = SlotBook()
-        self.memory: Memory = new_memory(config, options.total_blocks, options.block_size, options.max_sequences, on)
+        self.memory: Memory = new_memory(
+            config, options.total_blocks, options.block_size, options.max_sequences, on, dtype
+        )
         self.adapters = AdapterTable()
         self.cache: PrefixCache | None = None
         if options.prefix_cache:
             self.cache = PrefixCache(self.pool, options.block_size, options.snapshots, config.linear is not None)
             self.pool.make_room = self.cache.evict_one
         self.logits = torch.zeros((ARENA_ROWS, config.vocab_size), device=on)
-        self.hidden = torch.zeros((ARENA_ROWS, config.hidden_size), device=on)
-        self.saved = torch.zeros(config.hidden_size, device=on)
-        self.stash = torch.zeros((32, config.hidden_size), device=on)
+        self.hidden = torch.zeros((ARENA_ROWS, config.hidden_size), device=on, dtype=dtype)
+        self.saved = torch.zeros(config.hidden_size, device=on, dtype=dtype)
+        self.stash = torch.zeros((32, config.hidden_size), device=on, dtype=dtype)
         self.cells = torch.zeros(ARENA_ROWS, dtype=torch.int64, device=on)
         self.buffers: dict[int, Tensor] = {}
         self.forced: dict[int, int] = {}
         self.live: list[Sequence] = []
+
+    def _on_a_gpu(self) -> None:
+        """Real streams, steps from CUDA graphs, and rotary tables that no stream will have to grow."""
+        if self.streams.mode == "immediate":
+            self.streams = CudaStreams(self.on)
+        if self.options.graphs:
+            self.decoder.graphs = DecodeGraphs(self.decoder, CudaRecorder())
+        self.decoder.rope.reach(self.options.max_seq_len)
 
     # -- blocks
 

@@ -7,6 +7,8 @@ import torch
 from metrale.core.io import DeviceFault, KvExhausted
 from metrale.core.sequence import RowMask, Sequence
 
+from ..kernels import dispatch
+from ..kernels.transfer import send
 from .drafting import Drafting
 from .forwards import Forwards
 from .lifecycle import Lifecycle
@@ -67,13 +69,15 @@ class EngineDevice(Lifecycle, Forwards, Recurrent, Verify, Drafting):
     def argmax_batch_to_feed(self, row: int, masks: list[RowMask], buffer: int, event: int, stream: int) -> None:
         """Masked picks to the cells and to a readback buffer."""
         count = len(masks)
-        picks = self.k.masked_argmax(self.logits[row : row + count], torch.tensor(masks, device=self.on))
-        outside = {i: self._outside(row + i, -1) for i in range(count)}
-        for i, token in outside.items():
+        on_device = send([list(mask) for mask in masks], self.on)
+        picks = dispatch.picks_to_feed(self.k, self.logits[row : row + count], on_device, self.cells)
+        for i in range(count):
+            token = self._outside(row + i, -1)
             if token >= self.config.vocab_size:
-                picks[i] = token
-        self.cells[:count] = picks
-        self.buffers[buffer] = picks.to("cpu", copy=True)
+                picks[i] = self.cells[i] = token
+        if buffer not in self.buffers or len(self.buffers[buffer]) < count:
+            self.buffers[buffer] = torch.empty(count, dtype=torch.int64, pin_memory=self.on.type == "cuda")
+        self.buffers[buffer][:count].copy_(picks, non_blocking=True)
         self.streams.record(event, DEFAULT)
 
     def feed_cells(self, count: int) -> list[int]:
@@ -151,8 +155,8 @@ class EngineDevice(Lifecycle, Forwards, Recurrent, Verify, Drafting):
         self.streams.synchronize(stream)
 
     def event_query(self, event: int) -> bool:
-        """Feed events are recorded on D, whose work is done when it is queued."""
-        return True
+        """Whether everything before the event has run."""
+        return self.streams.query(event)
 
     def event_synchronize(self, event: int) -> None:
         """The host waits for an event."""

@@ -19,7 +19,9 @@ class Lifecycle(EngineCore):
     """Every sequence has a private physical slot from birth to free; ``slot`` is a label that may move."""
 
     def bind_gpu_to_thread(self) -> None:
-        """The CPU needs no binding."""
+        """Make the GPU current on the calling thread; the CPU needs no binding."""
+        if self.on.type == "cuda":
+            torch.cuda.set_device(self.on)
 
     def alloc_sequence(self, request: Request) -> Sequence:
         """Zeroed recurrent state, empty tables, the smallest free label. Raises SlotsExhausted."""
@@ -27,7 +29,7 @@ class Lifecycle(EngineCore):
         state = EngineState(slot)
         if self.head is not None:
             shape = (self.options.max_seq_len, self.config.hidden_size)
-            state.history = torch.empty(shape, device=self.on)
+            state.history = torch.empty(shape, device=self.on, dtype=self.dtype)
             state.draft = self.head.new_memory(self.options.max_seq_len)
 
         def work() -> None:
@@ -131,7 +133,7 @@ class Lifecycle(EngineCore):
 
     def teardown(self) -> None:
         """Drop pools, caches and weights; a sequence still alive is an error, told after everything is gone."""
-        for stream in (PREFILL, SECONDARY):
+        for stream in (DEFAULT, PREFILL, SECONDARY):
             self.streams.synchronize(stream, "teardown")
         left = len(self.live)
         for seq in list(self.live):
@@ -150,7 +152,7 @@ class Lifecycle(EngineCore):
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().cpu().numpy().tobytes()
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
 def _fill(target: torch.Tensor, reader: BinaryIO) -> None:

@@ -13,7 +13,7 @@ from ..checkpoint.config import ModelConfig
 class EngineOptions:
     """Sizes of one engine. ``held_blocks`` are pinned outside any sequence; ``snapshots`` bounds the recurrent
     snapshots of the prefix cache; ``draft_capacity`` is the most drafts one verify can roll back; ``max_seq_len``
-    bounds what the drafter remembers of a sequence."""
+    bounds what the drafter remembers of a sequence; ``graphs`` lets a GPU record its decode steps."""
 
     block_size: int = 16
     total_blocks: int = 1024
@@ -25,6 +25,7 @@ class EngineOptions:
     prefix_cache: bool = False
     snapshots: int = 32
     batch_verify: bool = True
+    graphs: bool = True
 
 
 def facts_of(config: ModelConfig, options: EngineOptions) -> DeviceFacts:

@@ -105,6 +105,13 @@ class Streams:
         if mark is not None and mark.stream != DEFAULT:
             self._reach(mark)
 
+    def query(self, event: int) -> bool:
+        """Whether everything before an event's mark has run: what is queued on D has."""
+        mark = self._events.get(event)
+        if mark is None or mark.stream == DEFAULT:
+            return True
+        return self._queued[mark.stream] - len(self._queues[mark.stream]) >= mark.count
+
     def destroy_event(self, event: int) -> None:
         """Forget it."""
         self._events.pop(event, None)

@@ -1,5 +1,5 @@
 """How the rows of a tile reach the kernels: one by one, as the reference takes them, or all in one launch where the
-backend offers it (``attend_paged``, ``delta_rows``, ``rope_and_write``)."""
+backend offers it (``attend_paged``, ``delta_rows``, ``rope_and_write``, ``feed_ids``)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ def attention(k: ModuleType, q: Tensor, keys: Tensor, values: Tensor, paging: Pa
         start, context = paging.starts[i], paging.contexts[i]
         mixed[i] = k.attend(q[i], keys, values, paging.tables[i], context, start, scale)
     return mixed
+
+
+def feed_ids(k: ModuleType, sources: Tensor, fed: Tensor, cells: Tensor) -> Tensor:
+    """Input ids [R]: the feed cell ``sources[r]`` where ``fed``, else ``sources[r]`` itself; all int64."""
+    if hasattr(k, "feed_ids"):
+        return k.feed_ids(sources, fed.bool(), cells)
+    return torch.where(fed.bool(), cells.index_select(0, sources * fed), sources)
+
+
+def picks_to_feed(k: ModuleType, logits: Tensor, masks: Tensor, cells: Tensor) -> Tensor:
+    """Masked picks of logits [R, V], into the first R feed cells as well; the host does not wait for them."""
+    if hasattr(k, "masked_argmax_to_feed"):
+        return k.masked_argmax_to_feed(logits, masks, cells)
+    picks = k.masked_argmax(logits, masks)
+    cells[: picks.shape[0]] = picks
+    return picks
 
 
 def rope_write(
@@ -53,9 +69,11 @@ def delta_rule(
     if hasattr(k, "delta_rows"):
         slots, starts = runs.arrays(v.device)
         between = torch.empty((len(runs.slots), *states.shape[1:]), device=v.device) if keep else None
-        rows = [x[: len(runs.slots)].contiguous() for x in (q, key, v, beta, decay)]
-        out = torch.zeros_like(v)
-        out[: len(runs.slots)] = k.delta_rows(states, slots, starts, *rows, between)
+        live = len(runs.slots)
+        rows = [x[:live].contiguous() for x in (q, key, v, beta, decay)]
+        out = k.delta_rows(states, slots, starts, *rows, between)
+        if live < v.shape[0]:
+            out = torch.cat((out, torch.zeros_like(v[live:])))
         return out, [] if between is None else list(between)
     shared = torch.arange(v.shape[1], device=v.device) // (v.shape[1] // key.shape[1])
     q, key = q.index_select(1, shared), key.index_select(1, shared)

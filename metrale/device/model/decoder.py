@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -14,6 +15,13 @@ from .rope import RopeTable
 from .rows import InputRow, Tile, tiles
 
 Tensor = torch.Tensor
+
+
+class Graphs(Protocol):
+    """Recorded steps (see :mod:`.graphs`)."""
+
+    def run(self, rows: list[InputRow], memory: Memory, cells: Tensor, hidden: Tensor, logits: Tensor) -> bool:
+        """Run a step from its recording; False if there is none and ``rows`` must go the usual way."""
 
 
 @dataclass(slots=True)
@@ -34,8 +42,10 @@ class Memory:
         return (self.keys[0].shape[0] - 1) * self.block_size if self.keys else 0
 
 
-def new_memory(config: ModelConfig, blocks: int, block_size: int, slots: int, on: torch.device) -> Memory:
-    """Zeroed pools."""
+def new_memory(
+    config: ModelConfig, blocks: int, block_size: int, slots: int, on: torch.device, dtype: torch.dtype
+) -> Memory:
+    """Zeroed pools: matrix states in fp32, K, V and convolution inputs in ``dtype``."""
     linear = config.linear
     shape = (blocks + 1, block_size, config.kv_heads, config.head_dim)
     layers = len(config.linear_layers)
@@ -43,11 +53,11 @@ def new_memory(config: ModelConfig, blocks: int, block_size: int, slots: int, on
         h, conv = torch.zeros((slots + 1, 0)), torch.zeros((slots + 1, 0))
     else:
         h = torch.zeros((slots + 1, layers, linear.value_heads, linear.key_dim, linear.value_dim))
-        conv = torch.zeros((slots + 1, layers, linear.taps - 1, linear.channels))
+        conv = torch.zeros((slots + 1, layers, linear.taps - 1, linear.channels), dtype=dtype)
     count = len(config.attention_layers)
     return Memory(
-        [torch.zeros(shape, device=on) for _ in range(count)],
-        [torch.zeros(shape, device=on) for _ in range(count)],
+        [torch.zeros(shape, device=on, dtype=dtype) for _ in range(count)],
+        [torch.zeros(shape, device=on, dtype=dtype) for _ in range(count)],
         h.to(on),
         conv.to(on),
         block_size,
@@ -216,9 +226,14 @@ class Experts:
         weights, chosen = self.k.route(self.router(x, tile), self.config.chosen, self.config.normalise)
         shares = x.new_zeros((x.shape[0], self.config.count)).scatter_(1, chosen, weights)
         total = torch.zeros_like(x)
-        for index in sorted(set(chosen[: len(tile.rows)].flatten().tolist())):
+        for index in range(self.config.count) if tile.fixed else chosen_by(chosen[: len(tile.rows)]):
             total = total + self.experts[index](x, tile) * shares[:, index : index + 1]
         return total + self.k.sigmoid(self.shared_gate(x, tile)) * self.shared(x, tile)
+
+
+def chosen_by(chosen: Tensor) -> list[int]:
+    """The distinct experts of some rows; the host waits for them."""
+    return sorted(set(chosen.flatten().tolist()))
 
 
 class Layer:
@@ -250,13 +265,14 @@ class Decoder:
         self.embeddings = tensors["model.embed_tokens.weight"]
         self.head = self.embeddings if config.tied else tensors["lm_head.weight"]
         self.norm = _norm_weight(config, tensors, "model.norm.weight")
-        self.device = self.embeddings.device
+        self.device, self.dtype = self.embeddings.device, self.embeddings.dtype
         self.rope = RopeTable(config.rope, self.device)
         self.layers = [
             Layer(kernels, config, tensors, f"model.layers.{i}.", kind, i in config.sparse_layers)
             for i, kind in enumerate(config.layer_types)
         ]
         self.taps = config.linear.taps if config.linear else 2
+        self.graphs: Graphs | None = None
 
     @torch.inference_mode()
     def forward(
@@ -274,12 +290,16 @@ class Decoder:
         recurrent layers (self-speculation).
         """
         self.rope.reach(max(row.position for row in rows) + 1)
-        for tile in tiles(rows, self.width, memory.block_size, memory.dummy, self.taps, cells, self.device):
-            x = self._layers(tile, memory, recurrent)
+        if self.graphs is not None and recurrent and self.graphs.run(rows, memory, cells, hidden, logits):
+            return
+        for tile in tiles(rows, self.width, memory.block_size, memory.dummy, self.taps, self.device):
+            x = self.layered(tile, memory, cells, recurrent)
             self._deliver(x, tile, hidden, logits)
 
-    def _layers(self, tile: Tile, memory: Memory, recurrent: bool) -> Tensor:
-        x = self.k.embed(self.embeddings, tile.ids)
+    def layered(self, tile: Tile, memory: Memory, cells: Tensor, recurrent: bool = True) -> Tensor:
+        """Hidden rows [R, W] of a tile after the last layer, before the final norm."""
+        ids = tile.ids if tile.fed is None else dispatch.feed_ids(self.k, tile.ids, tile.fed, cells)
+        x = self.k.embed(self.embeddings, ids)
         attention, delta = 0, 0
         for layer in self.layers:
             if layer.kind == LINEAR:
@@ -292,16 +312,17 @@ class Decoder:
         return x
 
     def _deliver(self, x: Tensor, tile: Tile, hidden: Tensor, logits: Tensor) -> None:
-        wanted = [i for i, row in enumerate(tile.rows) if row.logits >= 0]
-        if wanted:
-            scores = self.scores(self.k.rms_norm(x, self.norm, self.config.eps))
-            logits[[tile.rows[i].logits for i in wanted]] = scores[wanted]
-        kept = [i for i, row in enumerate(tile.rows) if row.hidden >= 0]
-        if kept:
-            hidden[[tile.rows[i].hidden for i in kept]] = x[kept]
-        for i, row in enumerate(tile.rows):
-            if row.history is not None:
-                row.history[row.position] = x[i]
+        wanted = [(row.logits, i) for i, row in enumerate(tile.rows) if row.logits >= 0]
+        if wanted and self.width:
+            # A tile of fixed width stays whole, so that a row's bits do not depend on how many are wanted.
+            _put(logits, wanted, self.judged(x))
+        elif wanted:
+            places = [(i, at) for i, (_, at) in enumerate(wanted)]
+            picked = x.new_empty((len(wanted), x.shape[1]))
+            _put(picked, places, x)
+            _put(logits, [(to, i) for i, (to, _) in enumerate(wanted)], self.judged(picked))
+        _put(hidden, [(row.hidden, i) for i, row in enumerate(tile.rows) if row.hidden >= 0], x)
+        remember(x, tile.rows)
 
     def release(self) -> None:
         """Let go of all weights; the decoder is not used afterwards."""
@@ -311,6 +332,28 @@ class Decoder:
     def scores(self, x: Tensor) -> Tensor:
         """Logits [R, V] of normed rows."""
         return self.k.linear(x, self.head)
+
+    def judged(self, x: Tensor) -> Tensor:
+        """Logits [R, V] of rows after the last layer."""
+        return self.scores(self.k.rms_norm(x, self.norm, self.config.eps))
+
+
+def remember(x: Tensor, rows: list[InputRow]) -> None:
+    """Rows of x to the histories that want them."""
+    for i, row in enumerate(rows):
+        if row.history is not None:
+            row.history[row.position] = x[i]
+
+
+def _put(target: Tensor, pairs: list[tuple[int, int]], source: Tensor) -> None:
+    """target[to] = source[at] of each pair (to, at)."""
+    if not pairs:
+        return
+    (to, at), count = pairs[0], len(pairs)
+    if all(pair == (to + i, at + i) for i, pair in enumerate(pairs)):
+        target[to : to + count] = source[at : at + count]
+    else:
+        target[[to for to, _ in pairs]] = source[[at for _, at in pairs]]
 
 
 def _norm_weight(config: ModelConfig, tensors: dict[str, Tensor], name: str) -> Tensor:

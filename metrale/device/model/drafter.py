@@ -56,8 +56,8 @@ class DraftHead:
         """Room for ``positions`` rows; nothing is touched before it is written."""
         pages = -(-positions // PAGE)
         shape = (pages + 1, PAGE, self.config.kv_heads, self.config.head_dim)
-        on = self.target.device
-        return DraftMemory(torch.empty(shape, device=on), torch.empty(shape, device=on), torch.arange(pages))
+        where = {"device": self.target.device, "dtype": self.target.dtype}
+        return DraftMemory(torch.empty(shape, **where), torch.empty(shape, **where), torch.arange(pages))
 
     @torch.inference_mode()
     def propose(
@@ -81,7 +81,7 @@ class DraftHead:
             scores = self.target.scores(self.k.rms_norm(out, self.norms["norm"], self.config.eps))
             draft = int(self.k.argmax(scores)[0])
             drafts.append(draft)
-            confidences.append(float(torch.log_softmax(scores[0], dim=-1)[draft]))
+            confidences.append(float(torch.log_softmax(scores[0].float(), dim=-1)[draft]))
             if step + 1 < count:
                 out = self._rows(memory, [draft], out[:1], newest + 1 + step)
         return drafts, confidences
@@ -93,10 +93,9 @@ class DraftHead:
         rows = [InputRow(t % vocab, first + i, table, 0, first=memory.base) for i, t in enumerate(tokens)]
         width = self.target.width
         dummy = (memory.keys.shape[0] - 1) * PAGE
-        cells = torch.empty(0, dtype=torch.int64)
         at = 0
         out = hidden
-        for tile in tiles(rows, width, PAGE, dummy, 2, cells, self.target.device):
+        for tile in tiles(rows, width, PAGE, dummy, 2, self.target.device):
             live = len(tile.rows)
             spare = tile.ids.shape[0] - live
             part = torch.nn.functional.pad(hidden[at : at + live], (0, 0, 0, spare))

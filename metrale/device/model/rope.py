@@ -13,7 +13,7 @@ PAGE = 64
 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
-    """[dim / 2] radians per position."""
+    """[ceil(dim / 2)] radians per position."""
     plain = 1.0 / (rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim))
     if rope.kind == "linear":
         return plain / rope.factor
@@ -21,6 +21,9 @@ def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
         return _llama3(plain, rope)
     if rope.kind == "yarn":
         return _yarn(rope)
+    if rope.kind == "longrope":
+        factors = torch.tensor(rope.short_factors, dtype=torch.float32)
+        return 1.0 / (factors * rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim))
     return plain
 
 
@@ -58,11 +61,13 @@ def _yarn(rope: RopeConfig) -> torch.Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """The factor on cosines and sines; 1 except for yarn."""
-    if rope.kind != "yarn":
+    """The factor on cosines and sines; 1 except for yarn and longrope."""
+    if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.kind == "longrope":
+        return math.sqrt(1 + math.log(max(rope.factor, 1.0)) / math.log(rope.original_positions))
 
     def mscale(share: float) -> float:
         return 1.0 if rope.factor <= 1 else 0.1 * share * math.log(rope.factor) + 1.0
@@ -73,18 +78,18 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 class RopeTable:
-    """Cosines and sines by position, [positions, dim / 2] each, grown page by page."""
+    """Cosines and sines by position, [positions, ceil(dim / 2)] each, grown page by page."""
 
     def __init__(self, rope: RopeConfig, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope)
         self._factor = attention_factor(rope)
         self._device = device
-        half = rope.dim // 2
+        half = self._frequencies.numel()
         self.cos = torch.empty((0, half), device=device)
         self.sin = torch.empty((0, half), device=device)
 
     def reach(self, positions: int) -> None:
-        """Make sure positions below ``positions`` are tabulated."""
+        """Make sure positions below ``positions`` are tabulated, for every stream of a GPU."""
         have = self.cos.shape[0]
         if positions <= have:
             return
@@ -94,3 +99,5 @@ class RopeTable:
         sin = torch.cat([angle.sin() for angle in angles]) * self._factor
         self.cos = torch.cat((self.cos, cos.to(self._device)))
         self.sin = torch.cat((self.sin, sin.to(self._device)))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -9,6 +9,7 @@ import torch
 
 from ..checkpoint.lora import LoraAdapter
 from ..kernels.shapes import Paging, Runs
+from ..kernels.transfer import send, send_together
 
 
 @dataclass(slots=True)
@@ -45,67 +46,79 @@ class InputRow:
 
 @dataclass(slots=True)
 class Tile:
-    """Rows that go through the layers together, padded with rows that touch dummy block and dummy slot only."""
+    """Rows that go through the layers together, padded with rows that touch dummy block and dummy slot only.
+
+    On the device: ``ids`` [R], or where ``fed`` [R] is set the numbers of the feed cells that hold them; ``positions``
+    and flat K/V positions ``where`` [R]; ``places``, the distinct recurrent slots; ``window`` and ``tail`` as
+    :func:`windows_of` makes them. The host looks at none of their values when the tile is ``fixed``.
+    """
 
     rows: list[InputRow]
     ids: torch.Tensor
+    fed: torch.Tensor | None
     positions: torch.Tensor
     where: torch.Tensor
     places: torch.Tensor
     window: torch.Tensor
     tail: torch.Tensor
-    loras: list[tuple[torch.Tensor, LoraAdapter]]
-
-    @property
-    def runs(self) -> Runs:
-        """Whose recurrent state each live row is on."""
-        return Runs([row.slot for row in self.rows])
+    runs: Runs
+    loras: list[tuple[torch.Tensor, LoraAdapter]] = field(default_factory=list)
+    pagings: dict[int, Paging] = field(default_factory=dict)
+    fixed: bool = False
 
     def paging(self, window: int) -> Paging:
-        """Contexts of the live rows; a sliding ``window`` of 0 is none."""
-        contexts = [row.position + 1 for row in self.rows]
-        starts = [
-            max(row.first, c - window) if window else row.first for row, c in zip(self.rows, contexts, strict=True)
-        ]
-        return Paging([row.table for row in self.rows], contexts, starts)
+        """Contexts of the live rows; a sliding ``window`` of 0 is none. All layers of a tile share one."""
+        if window not in self.pagings:
+            contexts = [row.position + 1 for row in self.rows]
+            starts = [first_seen(row, window) for row in self.rows]
+            self.pagings[window] = Paging([row.table for row in self.rows], contexts, starts)
+        return self.pagings[window]
 
 
-def tiles(
-    rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, cells: torch.Tensor, on: torch.device
-) -> Iterator[Tile]:
+def first_seen(row: InputRow, window: int) -> int:
+    """The first position that a row attends to."""
+    return max(row.first, row.position + 1 - window) if window else row.first
+
+
+def tiles(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Iterator[Tile]:
     """Cut ``rows`` into tiles of ``width`` rows (0: one tile of all). ``dummy`` is the flat K/V position of padding."""
     width = width or len(rows)
     for at in range(0, len(rows), width):
-        yield _tile(rows[at : at + width], width, block_size, dummy, taps, cells, on)
+        yield _tile(rows[at : at + width], width, block_size, dummy, taps, on)
 
 
-def _tile(
-    rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, cells: torch.Tensor, on: torch.device
-) -> Tile:
-    spare = width - len(rows)
-    pad = [0] * spare
-    where = [dummy] * width
-    for i, row in enumerate(rows):
-        if row.write:
-            where[i] = int(row.table[row.position // block_size]) * block_size + row.position % block_size
-    ids = torch.tensor([row.token for row in rows] + pad)
-    if any(row.fed for row in rows):
-        fed = torch.tensor([row.fed for row in rows] + [False] * spare)
-        ids = torch.where(fed, cells.cpu()[torch.where(fed, ids, 0)], ids)
-    slots, window, tail = _windows(rows, width, taps)
+def _tile(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Tile:
+    pad = [0] * (width - len(rows))
+    where = [written(row, block_size, dummy) for row in rows] + [dummy] * len(pad)
+    slots, window, tail = windows_of(rows, width, taps)
+    fed = [row.fed for row in rows]
+    parts = [torch.tensor([row.token for row in rows] + pad), torch.tensor([row.position for row in rows] + pad)]
+    parts += [torch.tensor(where), torch.tensor(slots), window, tail]
+    if any(fed):
+        parts.append(torch.tensor([*fed, *pad], dtype=torch.int64))
+    ids, positions, places_written, places, window, tail, *cells = send_together(parts, on)
     return Tile(
         rows=rows,
-        ids=ids.to(on),
-        positions=torch.tensor([row.position for row in rows] + pad).to(on),
-        where=torch.tensor(where).to(on),
-        places=torch.tensor(slots).to(on),
-        window=window.to(on),
-        tail=tail.to(on),
+        ids=ids,
+        fed=cells[0] if cells else None,
+        positions=positions,
+        where=places_written,
+        places=places,
+        window=window,
+        tail=tail,
+        runs=Runs([row.slot for row in rows]),
         loras=_adapters(rows, width, on),
     )
 
 
-def _windows(rows: list[InputRow], width: int, taps: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+def written(row: InputRow, block_size: int, dummy: int) -> int:
+    """The flat K/V position that a row writes."""
+    if not row.write:
+        return dummy
+    return int(row.table[row.position // block_size]) * block_size + row.position % block_size
+
+
+def windows_of(rows: list[InputRow], width: int, taps: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """Where each row finds its ``taps`` newest convolution inputs: in [states of the distinct slots; rows of the tile].
 
     Answers the distinct slots, the window [taps, width] and, per slot, the inputs to keep [slots, taps - 1].
@@ -135,4 +148,4 @@ def _adapters(rows: list[InputRow], width: int, on: torch.device) -> list[tuple[
         if row.adapter is not None and row.adapter not in present:
             present.append(row.adapter)
     spare = [False] * (width - len(rows))
-    return [(torch.tensor([row.adapter is one for row in rows] + spare, device=on)[:, None], one) for one in present]
+    return [(send([row.adapter is one for row in rows] + spare, on)[:, None], one) for one in present]

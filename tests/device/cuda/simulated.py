@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from metrale.device.cuda import attention, backend, checks, picking
+from metrale.device.cuda import attention, backend, checks, paged, picking
 from metrale.device.cuda.checks import Inputs, Pair
 
 torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def engine() -> Iterator[Pair]:
 
 def planted() -> Iterator[Pair]:
     """Each bug must be found: one that no check sees stands here as a difference."""
-    with mock.patch.object(backend, "_combine", return_value=None):
+    with mock.patch.object(paged, "_combine", return_value=None):
         yield missed("splits that are not merged", checks.check_decode(inputs(FP32), 1, 16))
     attention._parts.cache_clear()
     for made in (attention._piece, attention.decode_kernel, attention.prefill_kernel, picking.choose_kernel):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,3 +140,30 @@ def test_a_scenario_without_a_golden(tmp_path):
     (tmp_path / "beam.toml").write_bytes((GOLDEN / "beam.toml").read_bytes())
     with pytest.raises(BadInput, match=r"beam\.trace: no such file; `metrale accept .*beam\.toml` records it"):
         run("--mode", "forced", str(tmp_path / "beam.toml"))
+
+
+WITHOUT = """
+import sys
+from pathlib import Path
+for name in sys.argv[2:]:
+    sys.modules[name] = None
+from metrale.conform.checks import free_checks
+from metrale.device.loading import backend
+on = backend("torch")
+print(sum(check.problem == "" for check in free_checks(("free",), on, part=(0, 9), count=3)), "free")
+from metrale.conform.forced import forced_check
+print(forced_check(Path(sys.argv[1]), on=on).problem == "", "forced")
+"""
+
+
+def without(*packages: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT, str(GOLDEN / "beam.toml"), *packages]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_free_mode_needs_torch_alone_and_forced_mode_pydantic():
+    done = without("click", "lark", "rich", "jinja2", "hypothesis")
+    assert (done.returncode, done.stdout) == (0, "3 free\nTrue forced\n"), done.stderr
+    done = without("click", "lark", "pydantic")
+    assert (done.returncode, done.stdout) == (1, "3 free\n")
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: import of pydantic halted; None in sys.modules"

@@ -41,6 +41,7 @@ class CudaStreams:
             SECONDARY: torch.cuda.Stream(on),
         }
         self._count = {DEFAULT: 0, PREFILL: 0, SECONDARY: 0}
+        self._done = {PREFILL: 0, SECONDARY: 0}
         self._queued: dict[int, deque[Queued]] = {PREFILL: deque(), SECONDARY: deque()}
         self._events: dict[int, torch.cuda.Event] = {}
         self._next_event = FIRST_EVENT
@@ -61,7 +62,7 @@ class CudaStreams:
 
     def wait(self, stream: int, mark: Mark | None, edge: str) -> None:
         """Later work of ``stream`` runs after ``mark``."""
-        if mark is None or mark.stream in (stream, DEFAULT):
+        if mark is None or mark.stream in (stream, DEFAULT) or mark.count <= self._done[mark.stream]:
             return
         for piece in self._queued[mark.stream]:
             if piece.count >= mark.count:
@@ -81,7 +82,7 @@ class CudaStreams:
     def _forget_done(self, stream: int) -> None:
         queue = self._queued[stream]
         while queue and queue[0].done.query():
-            queue.popleft()
+            self._done[stream] = queue.popleft().count
 
     @property
     def waiting(self) -> int:

@@ -49,12 +49,15 @@ def free_checks(
     rounding: float = 0.0,
     part: tuple[int, int] = (0, 1),
     count: int = TOKENS,
+    fixed: bool = True,
 ) -> Iterator[Check]:
     """Every way of both models in the orders of ``modes`` (free, late); ``part`` (i, n) is every n-th way from i on.
 
-    ``rounding`` as in :class:`metrale.conform.devices.Facility`. Raises ModelError for a folder that cannot be used.
+    ``rounding`` as in :class:`metrale.conform.devices.Facility`. ``fixed``: with :func:`fixed_tiles`; without, the
+    engine as it serves, with recorded steps where the backend has them. Raises ModelError for a folder that cannot be
+    used.
     """
-    on = fixed_tiles(on)
+    on = fixed_tiles(on) if fixed else on
     orders = [("free", "immediate", 0)] if "free" in modes else []
     if "late" in modes:
         orders += [("late", "late", 0), *(("late", "random", seed) for seed in LATE_SEEDS)]

@@ -149,9 +149,16 @@ def number_prompts(vocab: int) -> list[list[int]]:
 def engine_for(
     model: Weights, options: Mapping[str, Any], streams: Streams | None = None, on: Backend | None = None
 ) -> EngineDevice:
-    """An engine of the sizes that every way has, but for ``options``."""
-    sizes = replace(EngineOptions(block_size=4, total_blocks=256, max_sequences=40, max_seq_len=256), **options)
-    return build_device(model.config, model.tensors, sizes, streams, on)
+    """An engine of the sizes that every way has, but for ``options``. A recorded step has as many rows as the batch, so
+    there are recordings only where tiles have no fixed width."""
+    sizes = EngineOptions(
+        block_size=4,
+        total_blocks=256,
+        max_sequences=40,
+        max_seq_len=256,
+        graphs=on is not None and not on.width,
+    )
+    return build_device(model.config, model.tensors, replace(sizes, **options), streams, on)
 
 
 def alone(model: Weights, count: int, on: Backend | None = None) -> list[list[int]]:

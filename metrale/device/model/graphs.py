@@ -74,6 +74,15 @@ class StepNumbers:
         tables = [torch.nn.functional.pad(row.table, (0, self.width - len(row.table))) for row in rows]
         self.buffer.copy_(send(torch.cat([torch.tensor(numbers), *tables]), self.buffer.device))
 
+    def idle(self, dummy_block: int, dummy_slot: int, block_size: int) -> None:
+        """Numbers of a step that touches dummy block and dummy slot only."""
+        self.buffer.zero_()
+        self.where.fill_(dummy_block * block_size)
+        self.places.fill_(dummy_slot)
+        self.tables.fill_(dummy_block)
+        for span in self.spans.values():
+            span[:, 1] = 1
+
 
 class DecodeGraphs:
     """Recorded steps of one decoder. ``reason`` says why there are none any more, once recording has failed."""
@@ -134,6 +143,9 @@ class DecodeGraphs:
             hidden[:count].copy_(x)
 
         try:
+            # Once for real, so that nothing is compiled or loaded while the step is recorded.
+            numbers.idle(memory.dummy // memory.block_size, memory.h.shape[0] - 1, memory.block_size)
+            step()
             replay = self.recorder.record(step)
         except RuntimeError as error:
             self.reason = str(error).splitlines()[0]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+from metrale.device import engine
 from metrale.device.conformance.ordering import CASES
 from metrale.device.engine import Streams
 from metrale.device.engine.streams import EDGES
@@ -20,7 +24,31 @@ def run(case, mode="immediate", seed=0, without=""):
         return [type(error).__name__]
 
 
-def test_every_edge_has_a_program():
+def waits_in_the_code() -> list[str]:
+    """The edges of every wait call of the engine: the last argument, or the default of a synchronize."""
+    found = []
+    for path in sorted(Path(engine.__file__).parent.glob("*.py")):
+        if path.stem.endswith("streams"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            last = node.args[-1] if node.args else None
+            name, text = node.func.attr, getattr(last, "value", None)
+            if name == "wait_for_copies":
+                found += [f"{text}-after-secondary", f"{text}-after-prefill"]
+            elif name == "wait" and isinstance(last, ast.Constant):
+                found.append(text)
+            elif name in BY_DEFAULT:
+                found.append(text if isinstance(text, str) else BY_DEFAULT[name])
+    return found
+
+
+BY_DEFAULT = {"wait_event": "event", "host_wait_event": "event-on-host", "synchronize": "stream-on-host"}
+
+
+def test_every_wait_of_the_engine_has_a_name_of_its_own_and_a_program():
+    assert sorted(waits_in_the_code()) == sorted(EDGES)
     assert sorted(case.edge for case in CASES) == sorted(EDGES)
 
 

@@ -147,6 +147,8 @@ class EngineCore:
         """Queue a forward. It runs after all S work on its sequences, and after P work when it is queued on D."""
         for seq in seqs:
             self.streams.wait(stream, state_of(seq).secondary, "forward-after-secondary")
+            if stream == DEFAULT:
+                self.streams.wait(DEFAULT, state_of(seq).prefill, "forward-after-prefill")
         self._reach_arena(rows)
         logits, hidden, cells, scripted = self.logits, self.hidden, self.cells, dict(forced or {})
 
@@ -166,8 +168,6 @@ class EngineCore:
     def _reach_arena(self, rows: list[InputRow]) -> None:
         top = max((max(row.logits, row.hidden) for row in rows), default=0) + 1
         if top > self.logits.shape[0]:
-            for stream in (DEFAULT, PREFILL):
-                self.streams.synchronize(stream)
             grow = top - self.logits.shape[0]
             self.logits = torch.nn.functional.pad(self.logits, (0, 0, 0, grow))
             self.hidden = torch.nn.functional.pad(self.hidden, (0, 0, 0, grow))
@@ -186,10 +186,10 @@ class EngineCore:
 
     # -- recurrent copies
 
-    def wait_for_copies(self, state: EngineState, stream: int = DEFAULT) -> None:
-        """A copy of live state on ``stream`` runs after S and P work on it."""
-        self.streams.wait(stream, state.secondary, "copy-after-secondary")
-        self.streams.wait(stream, state.prefill, "copy-after-prefill")
+    def wait_for_copies(self, state: EngineState, what: str) -> None:
+        """A copy from or to the live state on D runs after S and P work on it; ``what`` names its waits."""
+        self.streams.wait(DEFAULT, state.secondary, f"{what}-after-secondary")
+        self.streams.wait(DEFAULT, state.prefill, f"{what}-after-prefill")
 
     def load_state(self, slot: int, h: Tensor, conv: Tensor) -> None:
         """Live state of all layers := a copy."""
@@ -212,7 +212,7 @@ class EngineCore:
             return
         state = state_of(seq)
         if stream == DEFAULT:
-            self.wait_for_copies(state)
+            self.wait_for_copies(state, "snapshot")
         saved = self.copy_state(state.slot, len(tokens))
         slot = state.slot
 

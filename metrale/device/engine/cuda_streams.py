@@ -73,7 +73,7 @@ class CudaStreams:
         """The present end of a stream."""
         return Mark(stream, self._count[stream])
 
-    def synchronize(self, stream: int, edge: str = "host") -> None:
+    def synchronize(self, stream: int, edge: str = "stream-on-host") -> None:
         """The host waits for a stream."""
         self._streams[stream].synchronize()
         if stream != DEFAULT:

@@ -79,7 +79,7 @@ class Drafting(EngineCore):
         room = self.options.max_seq_len - pos - 1
         if room < 1:
             return [], []
-        self.streams.wait(DEFAULT, state.prefill, "forward-after-prefill")
+        self.streams.wait(DEFAULT, state.prefill, "propose-after-prefill")
         start = max(state.history_from, 0)
         return self.head.propose(state.draft, state.history, tokens, start, saved, min(count, room))
 

@@ -91,8 +91,6 @@ class Forwards(EngineCore):
     def _prepare(self, piece: PrefillSlice, stream: int) -> None:
         """What the chunk builds on: earlier chunks, shared blocks, a recurrent snapshot."""
         state = state_of(piece.seq)
-        if stream == DEFAULT:
-            self.streams.wait(DEFAULT, state.prefill, "forward-after-prefill")
         if piece.start != 0 or state.match is None:
             return
         for node in state.match.nodes:
@@ -159,8 +157,6 @@ class Forwards(EngineCore):
         self.take_blocks([self.blocks_before(seq, 1) for seq in seqs])
         forced: dict[int, int] = {}
         rows = self._steps(tokens, seqs, forced)
-        for seq in seqs:
-            self.streams.wait(DEFAULT, state_of(seq).prefill, "forward-after-prefill")
         self.launch(DEFAULT, seqs, rows, forced)
         for seq, token in zip(seqs, tokens, strict=True):
             self.fed(seq, [token])

@@ -94,7 +94,7 @@ class Lifecycle(EngineCore):
             raise DeviceFault(
                 f"the recurrent state has absorbed {state.rec} of {seq.seq_len} tokens", "state not whole"
             )
-        self.wait_for_copies(state)
+        self.wait_for_copies(state, "image")
         for block in state.blocks:
             for keys, values in zip(self.memory.keys, self.memory.values, strict=True):
                 writer.write(_bytes_of(keys[block]))

@@ -23,7 +23,7 @@ class Recurrent(EngineCore):
         if not 1 <= count <= len(state.window):
             raise DeviceFault(f"{count} rows kept of a verify of {len(state.window)}")
         inter, slot = state.window[count - 1], state.slot
-        self.streams.wait(stream, state.secondary, "copy-after-secondary")
+        self.streams.wait(stream, state.secondary, "rollback-after-secondary")
         mark = self.streams.run(stream, lambda: self.load_intermediate(slot, inter, h=h))
         if stream == SECONDARY:
             state.secondary = mark
@@ -46,13 +46,13 @@ class Recurrent(EngineCore):
         saved, slot = state.checkpoint, state.slot
         if saved is None:
             raise DeviceFault("no checkpoint to roll back to")
-        self.streams.wait(DEFAULT, state.secondary, "copy-after-secondary")
+        self.streams.wait(DEFAULT, state.secondary, "return-after-secondary")
         self.streams.run(DEFAULT, lambda: self.load_state(slot, saved.h, saved.conv))
         state.rec = saved.position
 
     def checkpoint_ssm_states(self, seq: Sequence) -> None:
         """On D."""
-        self.wait_for_copies(state_of(seq))
+        self.wait_for_copies(state_of(seq), "checkpoint")
         self._checkpoint(seq, DEFAULT)
 
     def start_checkpoint_async(self, seq: Sequence) -> None:
@@ -69,7 +69,7 @@ class Recurrent(EngineCore):
         if self.config.linear is None:
             return
         if stream == SECONDARY:
-            self.streams.wait(SECONDARY, state.prefill, "copy-after-prefill")
+            self.streams.wait(SECONDARY, state.prefill, "checkpoint-on-secondary-after-prefill")
         saved, slot = self.copy_state(state.slot, state.rec), state.slot
 
         def work() -> None:
@@ -91,7 +91,7 @@ class Recurrent(EngineCore):
             if not isinstance(state, EngineState) or not state.window or count >= len(state.window):
                 continue
             inter, slot = state.window[count - 1], state.slot
-            self.streams.wait(DEFAULT, state.secondary, "copy-after-secondary")
+            self.streams.wait(DEFAULT, state.secondary, "fold-after-secondary")
             self.streams.run(DEFAULT, lambda slot=slot, inter=inter: self.load_intermediate(slot, inter, conv=False))
         return True
 
@@ -100,7 +100,7 @@ class Recurrent(EngineCore):
         state = state_of(seq)
         if ring >= max(self.options.ring_slots, self.facts.ring_slots):
             raise DeviceFault(f"ring slot {ring} does not exist")
-        self.wait_for_copies(state)
+        self.wait_for_copies(state, "ring-save")
         saved, slot = self.copy_state(state.slot, state.rec), state.slot
 
         def work() -> None:
@@ -116,6 +116,6 @@ class Recurrent(EngineCore):
         saved, slot = state.ring.get(ring), state.slot
         if saved is None:
             raise DeviceFault(f"ring slot {ring} was never saved")
-        self.wait_for_copies(state)
+        self.wait_for_copies(state, "ring-restore")
         self.streams.run(DEFAULT, lambda: self.load_state(slot, saved.h, saved.conv))
         state.rec = saved.position

@@ -78,8 +78,6 @@ class Verify(EngineCore):
                 rows.append(row)
             windows.append(window)
             at += count
-        for seq in seqs:
-            self.streams.wait(DEFAULT, state_of(seq).prefill, "forward-after-prefill")
         self.launch(DEFAULT, seqs, rows, forced)
         at = 0
         for seq, count, window in zip(seqs, counts, windows, strict=True):

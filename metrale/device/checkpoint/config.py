@@ -7,36 +7,21 @@ from pathlib import Path
 
 from .fields import Fields
 from .files import folder, read_json
+from .rope_config import MAX_POSITIONS, RopeConfig, parse_rope
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_next")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 MAX_WIDTH = 1 << 17
 MAX_VOCAB = 1 << 20
 MAX_LAYERS = 512
 MAX_HEADS = 1024
-MAX_POSITIONS = 1 << 24
+MAX_EXPERTS = 1 << 17
+"""Of all layers together; the names of their tensors are made before a file is opened."""
+MAX_STATE = 1 << 24
+"""Elements of one layer's recurrent state of one sequence."""
+USUAL_WINDOW = 4096
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding: ``dim`` rotated dimensions of each head, base ``theta``, and how frequencies are scaled."""
-
-    kind: str
-    theta: float
-    dim: int
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_positions: int = 0
-    attention_factor: float | None = None
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,36 +107,53 @@ class ModelConfig:
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR)
 
 
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a family's public implementation takes for keys that config.json leaves out; None: see ``parse_config``."""
+
+    positions: int = 32768
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    rotary_share: float | None = None
+
+
+DEFAULTS = {
+    "llama": Defaults(positions=2048),
+    "qwen2": Defaults(kv_heads=32),
+    "qwen3": Defaults(kv_heads=32, head_dim=128),
+    "qwen3_next": Defaults(kv_heads=2, head_dim=256, rotary_share=0.25),
+}
+
+
 def load_config(path: Path) -> ModelConfig:
-    """The configuration of the model folder ``path``; generation_config.json may add ids that end a text. Raises
-    ModelError."""
+    """The configuration of the model folder ``path``. Where generation_config.json exists, its ids end a text and those
+    of config.json do not, as in the public implementation. Raises ModelError."""
     file = folder(path, "a model") / "config.json"
     config = parse_config(Fields(read_json(file), str(file)))
     generation = path / "generation_config.json"
     if not generation.exists():
         return config
-    more = Fields(read_json(generation), str(generation)).wholes("eos_token_id", 0, config.vocab_size - 1)
-    return replace(config, eos_ids=tuple(sorted({*config.eos_ids, *more})))
+    ids = Fields(read_json(generation), str(generation)).wholes("eos_token_id", 0, config.vocab_size - 1)
+    return replace(config, eos_ids=ids)
 
 
 def parse_config(f: Fields) -> ModelConfig:
     """Check every value that the engine uses."""
     family = f.word("model_type", FAMILIES)
+    usual = DEFAULTS[family]
     f.word("hidden_act", ("silu",), "silu")
+    if f.has("quantization_config"):
+        raise f.fail("quantization_config", "nothing; weights are read as F32, F16 or BF16")
     hidden = f.whole("hidden_size", 1, MAX_WIDTH)
-    heads = f.whole("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = f.whole("num_key_value_heads", 1, heads, heads)
-    if heads % kv_heads:
-        raise f.fail("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    if not f.has("head_dim") and hidden % heads:
-        raise f.fail("num_attention_heads", f"a divisor of hidden_size ({hidden}) where head_dim is not given")
-    head_dim = f.whole("head_dim", 2, 4096, hidden // heads)
+    heads, kv_heads, head_dim = _heads(f, hidden, usual)
     kinds = _layer_types(f, family)
     vocab = f.whole("vocab_size", 2, MAX_VOCAB)
     hybrid = family == "qwen3_next"
     experts, sparse = _experts(f, len(kinds)) if hybrid else (None, frozenset())
     bias = f.flag("attention_bias", False)
     bos = f.wholes("bos_token_id", 0, vocab - 1)
+    positions = f.whole("max_position_embeddings", 1, MAX_POSITIONS, usual.positions)
+    rope = parse_rope(f, head_dim, positions, usual.rotary_share)
     return ModelConfig(
         family=family,
         vocab_size=vocab,
@@ -162,8 +164,8 @@ def parse_config(f: Fields) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=f.real("rms_norm_eps", 0.0, 1.0, 1e-6),
-        max_positions=f.whole("max_position_embeddings", 1, MAX_POSITIONS, 2048),
-        rope=_rope(f, head_dim, 0.25 if hybrid else 1.0),
+        max_positions=min(positions, rope.longest or positions),
+        rope=rope,
         tied=f.flag("tie_word_embeddings", False),
         qkv_bias=family == "qwen2" or bias,
         o_bias=family != "qwen2" and bias,
@@ -171,7 +173,7 @@ def parse_config(f: Fields) -> ModelConfig:
         qk_norm=family in ("qwen3", "qwen3_next"),
         output_gate=hybrid,
         norm_offset=1.0 if hybrid else 0.0,
-        window=f.whole("sliding_window", 1, MAX_POSITIONS) if SLIDING in kinds else 0,
+        window=f.whole("sliding_window", 1, MAX_POSITIONS, USUAL_WINDOW) if SLIDING in kinds else 0,
         linear=_linear(f) if LINEAR in kinds else None,
         experts=experts,
         sparse_layers=sparse,
@@ -179,6 +181,22 @@ def parse_config(f: Fields) -> ModelConfig:
         bos_id=bos[0] if bos else None,
         draft_head=hybrid and f.whole("num_nextn_predict_layers", 0, 1, 0) == 1,
     )
+
+
+def _heads(f: Fields, hidden: int, usual: Defaults) -> tuple[int, int, int]:
+    """Query heads, K/V heads and the size of a head."""
+    heads = f.whole("num_attention_heads", 1, MAX_HEADS)
+    absent = "num_key_value_heads" not in f.values and usual.kv_heads is not None
+    kv_heads = f.whole("num_key_value_heads", 1, heads, usual.kv_heads if absent else heads)
+    if heads % kv_heads:
+        raise f.fail("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    absent = "head_dim" not in f.values and usual.head_dim is not None
+    if not f.has("head_dim") and not absent and hidden % heads:
+        raise f.fail("num_attention_heads", f"a divisor of hidden_size ({hidden}) where head_dim is not given")
+    head_dim = f.whole("head_dim", 2, 4096, usual.head_dim if absent else hidden // heads)
+    if heads * head_dim > MAX_WIDTH:
+        raise f.fail("num_attention_heads", f"at most {MAX_WIDTH // head_dim} heads of {head_dim} elements")
+    return heads, kv_heads, head_dim
 
 
 def _layer_types(f: Fields, family: str) -> tuple[str, ...]:
@@ -199,7 +217,8 @@ def _implied_types(f: Fields, family: str, count: int) -> tuple[str, ...]:
     if family == "llama" or not f.flag("use_sliding_window", False):
         return (FULL,) * count
     first = f.whole("max_window_layers", 0, MAX_LAYERS, 28)
-    return tuple(SLIDING if i >= first and f.has("sliding_window") else FULL for i in range(count))
+    windowed = "sliding_window" not in f.values or f.has("sliding_window")
+    return tuple(SLIDING if windowed and i >= first else FULL for i in range(count))
 
 
 def _linear(f: Fields) -> LinearAttentionConfig:
@@ -207,12 +226,12 @@ def _linear(f: Fields) -> LinearAttentionConfig:
     value_heads = f.whole("linear_num_value_heads", 1, MAX_HEADS, 32)
     if value_heads % key_heads:
         raise f.fail("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})")
+    key_dim = f.whole("linear_key_head_dim", 1, 1024, 128)
+    value_dim = f.whole("linear_value_head_dim", 1, 1024, 128)
+    if value_heads * key_dim * value_dim > MAX_STATE:
+        raise f.fail("linear_num_value_heads", f"at most {MAX_STATE // (key_dim * value_dim)} with heads of this size")
     return LinearAttentionConfig(
-        key_heads=key_heads,
-        value_heads=value_heads,
-        key_dim=f.whole("linear_key_head_dim", 1, 1024, 128),
-        value_dim=f.whole("linear_value_head_dim", 1, 1024, 128),
-        taps=f.whole("linear_conv_kernel_dim", 2, 16, 4),
+        key_heads, value_heads, key_dim, value_dim, taps=f.whole("linear_conv_kernel_dim", 2, 16, 4)
     )
 
 
@@ -223,49 +242,9 @@ def _experts(f: Fields, layers: int) -> tuple[ExpertsConfig | None, frozenset[in
     sparse = frozenset(i for i in range(layers) if i not in dense and count > 0 and (i + 1) % step == 0)
     if not sparse:
         return None, sparse
+    if count * len(sparse) > MAX_EXPERTS:
+        raise f.fail("num_experts", f"at most {MAX_EXPERTS // len(sparse)} with {len(sparse)} layers of experts")
     chosen = f.whole("num_experts_per_tok", 1, count, min(10, count))
     width = f.whole("moe_intermediate_size", 1, MAX_WIDTH, 512)
     shared = f.whole("shared_expert_intermediate_size", 1, MAX_WIDTH, 512)
     return ExpertsConfig(count, chosen, width, shared, f.flag("norm_topk_prob", True)), sparse
-
-
-def _rope(f: Fields, head_dim: int, default_share: float) -> RopeConfig:
-    """``rope_parameters`` of newer files, ``rope_theta`` and ``rope_scaling`` of older ones."""
-    new = f.inner("rope_parameters")
-    scaling = new or f.inner("rope_scaling") or Fields({}, f"{f.where}: rope_scaling")
-    base = new if new is not None and new.has("rope_theta") else f
-    share_of = new if new is not None and new.has("partial_rotary_factor") else f
-    key = "rope_type" if scaling.has("rope_type") else "type"
-    kind = scaling.word(key, ROPE_TYPES, "default")
-    dim = int(head_dim * share_of.real("partial_rotary_factor", 0.0, 1.0, default_share))
-    if dim < 2 or dim % 2:
-        raise share_of.fail(
-            "partial_rotary_factor", f"a share that rotates an even number of the {head_dim} dimensions"
-        )
-    theta = base.real("rope_theta", 1.0, 1e15, 10000.0)
-    if kind == "default":
-        return RopeConfig(kind, theta, dim)
-    positions = f.whole("max_position_embeddings", 1, MAX_POSITIONS, 2048)
-    if kind == "llama3" and not scaling.has("original_max_position_embeddings"):
-        raise scaling.fail("original_max_position_embeddings", f"a whole number from 1 to {MAX_POSITIONS}")
-    original = scaling.whole("original_max_position_embeddings", 1, MAX_POSITIONS, positions)
-    default_factor = positions / original if kind == "yarn" else None
-    low = scaling.real("low_freq_factor", 1e-6, 1e6) if kind == "llama3" else 1.0
-    high = scaling.real("high_freq_factor", 1e-6, 1e6) if kind == "llama3" else 4.0
-    if low >= high:
-        raise scaling.fail("high_freq_factor", f"more than low_freq_factor ({low})")
-    return RopeConfig(
-        kind=kind,
-        theta=theta,
-        dim=dim,
-        factor=scaling.real("factor", 1e-6, 1e6, default_factor),
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_positions=original,
-        attention_factor=scaling.real("attention_factor", 0.0, 1e6) if scaling.has("attention_factor") else None,
-        mscale=scaling.real("mscale", 0.0, 1e6, 0.0),
-        mscale_all_dim=scaling.real("mscale_all_dim", 0.0, 1e6, 0.0),
-        beta_fast=scaling.real("beta_fast", 0.0, 1e6, 0.0) or 32.0,
-        beta_slow=scaling.real("beta_slow", 0.0, 1e6, 0.0) or 1.0,
-        truncate=scaling.flag("truncate", True),
-    )

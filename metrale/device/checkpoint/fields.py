@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..errors import ModelError
+from .files import shorten
 
 
 class Fields:
@@ -17,8 +17,7 @@ class Fields:
 
     def fail(self, key: str, allowed: str) -> ModelError:
         """The error for ``key``."""
-        shown = repr(self.values.get(key))
-        return ModelError(f"{self.where}: {key} = {shown[:60]}; allowed: {allowed}")
+        return ModelError(f"{self.where}: {key[:60]} = {shorten(self.values.get(key))}; allowed: {allowed}")
 
     def has(self, key: str) -> bool:
         """Whether ``key`` is there and not null."""
@@ -34,13 +33,11 @@ class Fields:
         return value
 
     def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number from ``low`` to ``high``."""
+        """A number from ``low`` to ``high``."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(key, f"a number from {low} to {high}")
-        if not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise self.fail(key, f"a number from {low} to {high}")
         return float(value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +12,17 @@ from ..errors import ModelError
 from .config import ModelConfig
 from .fields import Fields
 from .files import folder, read_json, shorten
+from .lora_config import MAX_RANK, LoraSettings
 from .tensors import Place, Shapes, model_shapes, open_file, read_named
 
 FILE = "adapter_model.safetensors"
-MAX_RANK = 1 << 14
 NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 """Name of the adapted module, half of the pair; some files keep the adapter's own name before the end."""
-
+STACKED = re.compile(r"(model\.layers\.(\d+)\.mlp\.experts)(?:\.base_layer)*")
+"""One pair for all experts of a layer, as PEFT stores it for models that keep their experts in one tensor."""
 NOT_LINEAR = ("model.embed_tokens.weight", "lm_head.weight")
-UNSUPPORTED = (
-    "use_dora", "lora_bias", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
-    "alora_invocation_tokens", "layer_replication", "megatron_config", "modules_to_save", "target_parameters",
-    "trainable_token_indices",
-)  # fmt: skip
-"""Settings with which the answer is no longer that of plain LoRA on linear layers."""
-CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to start a training that also change the base model's weights; the adapter does not fit the published ones."""
+
+Deltas = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,99 +30,140 @@ class LoraAdapter:
     """``deltas`` maps the name of a weight matrix to (A, B, scale): y += scale * (x A^T) B^T with A [rank, in]."""
 
     name: str
-    deltas: dict[str, tuple[torch.Tensor, torch.Tensor, float]]
+    deltas: Deltas
 
-    def to(self, device: torch.device) -> LoraAdapter:
-        """The same adapter with its matrices on ``device``."""
-        moved = {name: (a.to(device), b.to(device), scale) for name, (a, b, scale) in self.deltas.items()}
+    def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> LoraAdapter:
+        """The same adapter with its matrices on ``device``, stored as ``dtype``."""
+        moved = {name: (a.to(device, dtype), b.to(device, dtype), scale) for name, (a, b, scale) in self.deltas.items()}
         return LoraAdapter(self.name, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two matrices of a module: where they stand, and their shapes."""
+
+    module: str
+    places: tuple[Place, Place]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a pair adapts: ``weights`` of the model, [out, in] one above the other, of ``experts`` experts or of one
+    layer (0). The settings know it as ``key``."""
+
+    key: str
+    weights: tuple[str, ...]
+    out: int
+    into: int
+    rank: int
+    experts: int = 0
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of A and of B."""
+        inner = self.rank * max(1, self.experts)
+        return (inner, self.into), (self.out, inner)
+
+    def deltas(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> Deltas:
+        """Each weight with its own matrices. A of experts is expert by expert, B is rank by rank."""
+        if not self.experts:
+            return {self.weights[0]: (a, b, scale)}
+        names = len(self.weights) // self.experts
+        found: Deltas = {}
+        for index in range(self.experts):
+            first = a.view(self.experts, self.rank, self.into)[index].contiguous()
+            second = b.view(self.out, self.rank, self.experts)[:, :, index].chunk(names)
+            for name, half in zip(self.weights[index * names : (index + 1) * names], second, strict=True):
+                found[name] = (first, half.contiguous(), scale)
+        return found
 
 
 def load_lora(path: Path, config: ModelConfig) -> LoraAdapter:
     """The adapter of folder ``path``, checked against the model. Raises ModelError."""
-    file = folder(path, "an adapter") / "adapter_config.json"
-    f = Fields(read_json(file), str(file))
-    f.word("peft_type", ("LORA",))
-    for key in UNSUPPORTED:
-        if f.values.get(key):
-            raise f.fail(key, "nothing; this engine reads plain LoRA on linear layers")
-    if f.values.get("bias") not in (None, "none"):
-        raise f.fail("bias", "none")
-    start = f.values.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(CHANGED_BASE):
-        raise f.fail("init_lora_weights", "a start that leaves the base model as it is; convert the adapter to LoRA")
-    alphas, ranks = Pattern(f, "alpha_pattern"), Pattern(f, "rank_pattern")
-    where, shapes, found = _adapter_shapes(path / FILE, model_shapes(config))
+    settings_file, file = folder(path, "an adapter") / "adapter_config.json", path / FILE
+    settings = LoraSettings(Fields(read_json(settings_file), str(settings_file)))
+    model = model_shapes(config)
+    pairs = _pairs(file)
+    targets = [_stacked(pair, config, file) or _plain(pair, model, file) for pair in pairs]
+    where: dict[str, Place] = {}
+    shapes: Shapes = {}
+    for pair, target in zip(pairs, targets, strict=True):
+        _check_rank(target, settings, file)
+        for place, shape in zip(pair.places, target.shapes, strict=True):
+            where[place.name], shapes[place.name] = place, shape
     tensors = read_named(where, shapes, path)
-    deltas = {}
-    for module, rank in found.items():
-        said = ranks.of(module, "r", 1.0, MAX_RANK, float(rank))
-        if said != rank:
-            raise ModelError(f"{path / FILE}: {module} has rank {rank}, {file.name} says {said:g}")
-        alpha = alphas.of(module, "lora_alpha", 0.0, 1e6, 8.0)
-        scale = alpha / (math.sqrt(rank) if f.flag("use_rslora", False) else rank)
-        deltas[f"{module}.weight"] = (tensors[_half(module, "A")], tensors[_half(module, "B")], scale)
+    deltas: Deltas = {}
+    for pair, target in zip(pairs, targets, strict=True):
+        if not deltas.keys().isdisjoint(target.weights):
+            raise _twice(file, pair.module)
+        a, b = (tensors[place.name] for place in pair.places)
+        deltas |= target.deltas(a, b, settings.scale(target.key, target.rank))
     return LoraAdapter(path.name, deltas)
 
 
-def _half(module: str, half: str) -> str:
-    return f"{module}.lora_{half}"
-
-
-def _adapter_shapes(file: Path, model: Shapes) -> tuple[dict[str, Place], Shapes, dict[str, int]]:
-    """Place and shape of each matrix, and the rank of each adapted module, which the header of A gives."""
-    where: dict[str, Place] = {}
-    shapes: Shapes = {}
-    ranks: dict[str, int] = {}
+def _pairs(file: Path) -> list[Pair]:
+    """The header's matrices, two by two."""
+    halves: dict[str, dict[str, Place]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     with open_file(file) as reader:
         for name in reader.keys():  # noqa: SIM118 (a reader is no mapping)
             match = NAME.fullmatch(name)
-            base = model.get(f"{match[1]}.weight") if match else None
-            if match is None or base is None or len(base) != 2 or f"{match[1]}.weight" in NOT_LINEAR:
-                raise ModelError(f"{file}: {shorten(name)} adapts nothing that is a linear layer of this model's stack")
-            key = _half(match[1], match[2])
-            if key in where:
-                raise ModelError(f"{file}: {shorten(name)} is there twice; keep one adapter")
-            where[key] = Place(file, name)
-            ranks[match[1]] = 0
-        for module in ranks:
-            out, into = model[f"{module}.weight"]
-            first, second = _half(module, "A"), _half(module, "B")
-            size = reader.get_slice(where[first].name).get_shape() if first in where and second in where else []
-            rank = ranks[module] = size[0] if size else 0
-            if not 1 <= rank <= MAX_RANK:
-                raise ModelError(f"{file}: {module} needs lora_A and lora_B with a rank from 1 to {MAX_RANK}")
-            shapes |= {first: (rank, into), second: (out, rank)}
-    if not ranks:
+            if match is None:
+                raise _stranger(file, name)
+            pair = halves.setdefault(match[1], {})
+            if match[2] in pair:
+                raise _twice(file, match[1])
+            pair[match[2]] = Place(file, name)
+            shapes[name] = tuple(reader.get_slice(name).get_shape())
+    if not halves:
         raise ModelError(f"{file}: holds no LoRA matrices")
-    return where, shapes, ranks
+    pairs = []
+    for module, pair in halves.items():
+        if len(pair) < 2:
+            raise ModelError(f"{file}: {shorten(module)} has one of lora_A and lora_B only; fetch the file again")
+        places = pair["A"], pair["B"]
+        pairs.append(Pair(module, places, (shapes[places[0].name], shapes[places[1].name])))
+    return pairs
 
 
-class Pattern:
-    """``rank_pattern`` or ``alpha_pattern``: values for the modules whose name, or its end after a dot, matches a key.
+def _plain(pair: Pair, model: Shapes, file: Path) -> Target:
+    """A linear layer."""
+    name = f"{pair.module}.weight"
+    base = model.get(name)
+    if base is None or len(base) != 2 or name in NOT_LINEAR:
+        raise _stranger(file, pair.places[0].name)
+    rank = pair.shapes[0][0] if len(pair.shapes[0]) == 2 else 0
+    return Target(pair.module, (name,), base[0], base[1], rank)
 
-    Keys are regular expressions. Those that could take very long on a short name are refused: a repeated group, more
-    than two repetitions.
-    """
 
-    def __init__(self, f: Fields, key: str) -> None:
-        self.f = f
-        self.inner = f.inner(key) or Fields({}, f.where)
-        self.keys = [(name, self._compiled(name)) for name in self.inner.values]
+def _stacked(pair: Pair, config: ModelConfig, file: Path) -> Target | None:
+    """The experts of one layer; which of their matrices, the shapes tell."""
+    match, experts = STACKED.fullmatch(pair.module), config.experts
+    if match is None:
+        return None
+    if experts is None or int(match[2]) not in config.sparse_layers:
+        raise _stranger(file, pair.places[0].name)
+    wide = pair.shapes[0][1:] == (config.hidden_size,) and pair.shapes[1][:1] == (2 * experts.width,)
+    parameter = "gate_up_proj" if wide else "down_proj"
+    out, into = (2 * experts.width, config.hidden_size) if wide else (config.hidden_size, experts.width)
+    names = ("gate_proj", "up_proj") if wide else ("down_proj",)
+    weights = tuple(f"{match[1]}.{index}.{name}.weight" for index in range(experts.count) for name in names)
+    rank, rest = divmod(pair.shapes[0][0] if len(pair.shapes[0]) == 2 else 0, experts.count)
+    return Target(f"{match[1]}.{parameter}", weights, out, into, 0 if rest else rank, experts.count)
 
-    def _compiled(self, name: str) -> re.Pattern[str]:
-        repeats = len(re.findall(r"[*+?{]", name))
-        allowed = "names of modules, as regular expressions of at most 500 characters and two repetitions"
-        if len(name) > 500 or repeats > 2 or re.search(r"\)\s*[*+?{]", name):
-            raise self.inner.fail(name, allowed)
-        try:
-            return re.compile(rf"(.*\.)?({name})$")
-        except (re.error, RecursionError, OverflowError) as error:
-            raise self.inner.fail(name, allowed) from error
 
-    def of(self, module: str, general: str, low: float, high: float, default: float) -> float:
-        """The value of the first key that matches ``module``, else that of the config's key ``general``."""
-        for name, pattern in self.keys:
-            if pattern.match(module):
-                return self.inner.real(name, low, high)
-        return self.f.real(general, low, high, default)
+def _check_rank(target: Target, settings: LoraSettings, file: Path) -> None:
+    if not 1 <= target.rank <= MAX_RANK:
+        raise ModelError(f"{file}: {target.key} needs a lora_A of two dimensions with a rank from 1 to {MAX_RANK}")
+    said = settings.rank(target.key, target.rank)
+    if said != target.rank:
+        raise ModelError(f"{file}: {target.key} has rank {target.rank}, adapter_config.json says {said}")
+
+
+def _stranger(file: Path, name: str) -> ModelError:
+    return ModelError(f"{file}: {shorten(name)} adapts nothing that is a linear layer of this model's decoder")
+
+
+def _twice(file: Path, module: str) -> ModelError:
+    return ModelError(f"{file}: {shorten(module)} is adapted twice; keep one adapter")

@@ -3,6 +3,7 @@ weight is read."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,63 @@ from .files import plain_name, read_json, regular
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+STEM, BARE = "model.", "embed_tokens.weight"
 DTYPES = ("F32", "F16", "BF16")
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Shapes = dict[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands: the file, and its name there."""
+
+    file: Path
+    name: str
+
+
 def load_tensors(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     """Every tensor that ``config`` asks for, as fp32 on the host. Raises ModelError."""
+    where = locate(path)
+    if config.tied:
+        return _load_tied(path, config, where)
+    return read_named(where, model_shapes(config), path)
+
+
+def _load_tied(path: Path, config: ModelConfig, where: dict[str, Place]) -> dict[str, torch.Tensor]:
+    """One matrix serves as embeddings and as head; a folder may store it under either name, or under both."""
     shapes = model_shapes(config)
-    return read_named(locate(path), shapes, path)
+    if HEAD not in where:
+        return read_named(where, shapes, path)
+    if EMBEDDINGS not in where:
+        return read_named(where | {EMBEDDINGS: where[HEAD]}, shapes, path)
+    tensors = read_named(where, shapes | {HEAD: shapes[EMBEDDINGS]}, path)
+    if not torch.equal(tensors.pop(HEAD), tensors[EMBEDDINGS]):
+        raise ModelError(
+            f"{path}: tie_word_embeddings is true, but {HEAD} is not {EMBEDDINGS}; "
+            f"set it to false in config.json to use both"
+        )
+    return tensors
 
 
-def locate(path: Path) -> dict[str, Path]:
-    """Tensor name to file. The index may name files of the folder only."""
+def locate(path: Path) -> dict[str, Place]:
+    """Tensors by name. The index may name files of the folder only. A model saved without its head has no ``model.`` in
+    front of its names."""
     index = path / INDEX
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelError(f"{index}: weight_map is missing; it maps tensor names to file names")
-        return {str(name): path / plain_name(file, index) for name, file in weight_map.items()}
-    file = path / SINGLE
-    return dict.fromkeys(names_in(file), file)
+        where = {name: Place(path / plain_name(file, index), name) for name, file in weight_map.items()}
+    else:
+        file = path / SINGLE
+        if not file.exists():
+            raise ModelError(f"{path}: neither {SINGLE} nor {INDEX} is here; weights are read from safetensors only")
+        where = {name: Place(file, name) for name in names_in(file)}
+    if BARE in where and f"{STEM}{BARE}" not in where:
+        where = {name if name == HEAD else f"{STEM}{name}": place for name, place in where.items()}
+    return where
 
 
 def names_in(file: Path) -> list[str]:
@@ -53,26 +90,26 @@ def open_file(file: Path) -> Any:
         raise ModelError(f"{file}: not a readable safetensors file ({str(error)[:120]}); fetch it again") from error
 
 
-def read_named(where: dict[str, Path], shapes: Shapes, path: Path) -> dict[str, torch.Tensor]:
+def read_named(where: dict[str, Place], shapes: Shapes, path: Path) -> dict[str, torch.Tensor]:
     """The tensors of ``shapes`` as fp32. All headers are checked first, then the data is read."""
     missing = [name for name in shapes if name not in where]
     if missing:
         raise ModelError(f"{path}: tensor {missing[0]} is missing ({len(missing)} in all); the folder is incomplete")
     by_file: dict[Path, list[str]] = {}
     for name in shapes:
-        by_file.setdefault(where[name], []).append(name)
+        by_file.setdefault(where[name].file, []).append(name)
     for file, names in by_file.items():
         with open_file(file) as reader:
             present = set(reader.keys())
             for name in names:
-                if name not in present:
+                if where[name].name not in present:
                     raise ModelError(f"{file}: tensor {name} is missing, although the index places it here")
-                _check(reader.get_slice(name), name, shapes[name], file)
+                _check(reader.get_slice(where[name].name), name, shapes[name], file)
     tensors: dict[str, torch.Tensor] = {}
     for file, names in by_file.items():
         with open_file(file) as reader:
             for name in names:
-                tensors[name] = reader.get_tensor(name).to(torch.float32).contiguous()
+                tensors[name] = reader.get_tensor(where[name].name).to(torch.float32).contiguous()
     return tensors
 
 
@@ -87,11 +124,11 @@ def _check(header: Any, name: str, shape: tuple[int, ...], file: Path) -> None:
 def model_shapes(config: ModelConfig) -> Shapes:
     """Name and shape of every tensor of a model, in the names of the public implementations."""
     shapes: Shapes = {
-        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        EMBEDDINGS: (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
     }
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+        shapes[HEAD] = (config.vocab_size, config.hidden_size)
     for index, kind in enumerate(config.layer_types):
         shapes |= layer_shapes(config, f"model.layers.{index}.", kind, index in config.sparse_layers)
     if config.draft_head:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from metrale.cli.errors import DIFFERENT, BadInput
+from metrale.cli.text import plain_lines
 from metrale.conform.serving import TextSink, serve
 from metrale.core.config import SchedulerConfig
-from metrale.core.request import Request, SamplingParams
+from metrale.core.request import Completion, Request, SamplingParams
 
 if TYPE_CHECKING:
     from metrale.device.checkpoint import Tokenizer
@@ -60,26 +63,48 @@ def generate(
         raise BadInput(f"generate: {error}; `pip install 'metrale[engine]'` installs what it needs") from error
     try:
         engine, tokenizer, ids = _open(prompts, model, lora, max_tokens, batch, device)
+        config = SchedulerConfig(
+            max_batch_size=batch,
+            max_seq_len=engine.config.max_positions,
+            use_speculative=drafts > 0 and temperature == 0.0,
+            num_drafts=max(1, drafts),
+            eos_tokens=engine.config.eos_ids,
+        )
+        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+        stream = OrderedOutput(tokenizer, prompts, quiet=as_json)
+        requests = [
+            Request(i, prompt, max_tokens, LiveSink(stream.writer(i), on_end=stream.ender(i)), sampling=sampling)
+            for i, prompt in enumerate(ids)
+        ]
+        started = time.perf_counter()
+        serve(engine, config, requests)
+        spent = time.perf_counter() - started
+        return _report(requests, tokenizer, spent, as_json)
     except ImportError as error:
         raise BadInput(f"generate: {error}; `pip install 'metrale[engine]'` installs what it needs") from error
     except ModelError as error:
         raise BadInput(str(error)) from error
-    config = SchedulerConfig(
-        max_batch_size=batch,
-        max_seq_len=engine.config.max_positions,
-        use_speculative=drafts > 0 and temperature == 0.0,
-        num_drafts=max(1, drafts),
-        eos_tokens=engine.config.eos_ids,
-    )
-    sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
-    stream = OrderedOutput(tokenizer, prompts, quiet=as_json)
-    requests = [
-        Request(i, prompt, max_tokens, TextSink(stream.writer(i)), sampling=sampling) for i, prompt in enumerate(ids)
-    ]
-    started = time.perf_counter()
-    serve(engine, config, requests)
-    spent = time.perf_counter() - started
-    return _report(requests, tokenizer, stream, spent, as_json)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        raise BadInput("generate: the memory does not suffice; take fewer prompts or a smaller --max-tokens") from error
+
+
+@dataclass(slots=True)
+class LiveSink(TextSink):
+    """A client that is also told when its text has ended."""
+
+    on_end: Callable[[], None] = lambda: None
+
+    def finish(self, completion: Completion) -> None:
+        """A normal end."""
+        self.completion = completion
+        self.on_end()
+
+    def error(self, text: str) -> None:
+        """A failure."""
+        self.failure = text
+        self.on_end()
 
 
 def _open(
@@ -94,14 +119,18 @@ def _open(
     config = load_config(folder)
     limit_threads(config.hidden_size)
     tokenizer = load_tokenizer(folder, config.vocab_size)
+    for number, text in enumerate(prompts, 1):
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise BadInput(f"prompt {number} is not valid UTF-8; pass it in that encoding")
     ids = [tokenizer.encode(text) for text in prompts]
     longest = max(len(prompt) for prompt in ids) + max_tokens
     for number, prompt in enumerate(ids, 1):
         if not prompt:
             raise BadInput(f"prompt {number} is empty; give it at least one character")
         if len(prompt) >= config.max_positions:
+            why = f" ({config.rope.kind} scaling takes other frequencies past that)" if config.rope.longest else ""
             raise BadInput(
-                f"prompt {number} has {len(prompt)} tokens; this model takes {config.max_positions - 1} at most"
+                f"prompt {number} has {len(prompt)} tokens; this model takes {config.max_positions - 1} at most{why}"
             )
     longest = min(longest, config.max_positions)
     options = EngineOptions(
@@ -121,44 +150,51 @@ class OrderedOutput:
 
         self.prompts, self.quiet = prompts, quiet
         self.streams = [TextStream(tokenizer) for _ in prompts]
-        self.text = [""] * len(prompts)
-        self.turn = -1
-        self._shown = 0
+        self.waiting = [""] * len(prompts)
+        self.ended = [False] * len(prompts)
+        self.turn = 0
+        self._safe = plain_lines if sys.stdout.isatty() else str
+        if not quiet:
+            self._head()
 
     def writer(self, index: int) -> Callable[[int], None]:
         """What prompt ``index`` calls with each token."""
 
         def push(token: int) -> None:
-            self.text[index] += self.streams[index].push(token)
-            if index == max(self.turn, 0):
-                self._show(index)
+            self.waiting[index] += self.streams[index].push(token)
+            if index == self.turn:
+                self._show()
 
         return push
 
-    def finish(self) -> None:
-        """Everything that still waits, in order."""
-        for index, stream in enumerate(self.streams):
-            self.text[index] += stream.flush()
-        for index in range(max(self.turn, 0), len(self.prompts)):
-            self._show(index)
-        if not self.quiet:
-            click.echo()
+    def ender(self, index: int) -> Callable[[], None]:
+        """What prompt ``index`` calls at its end."""
 
-    def _show(self, index: int) -> None:
-        if self.quiet:
-            return
-        if index != self.turn:
-            if self.turn >= 0:
-                click.echo()
-            self.turn, self._shown = index, 0
-            if len(self.prompts) > 1:
-                click.echo(f"==> {self.prompts[index]} <==")
-        click.echo(self.text[index][self._shown :], nl=False)
-        self._shown = len(self.text[index])
+        def end() -> None:
+            self.waiting[index] += self.streams[index].flush()
+            self.ended[index] = True
+            while self.turn < len(self.prompts) and self.ended[self.turn]:
+                self._show()
+                self.turn += 1
+                if not self.quiet:
+                    click.echo()
+                    self._head()
+            if self.turn < len(self.prompts):
+                self._show()
+
+        return end
+
+    def _head(self) -> None:
+        if 1 < len(self.prompts) > self.turn:
+            click.echo(f"==> {self._safe(self.prompts[self.turn])} <==")
+
+    def _show(self) -> None:
+        if not self.quiet and self.waiting[self.turn]:
+            click.echo(self._safe(self.waiting[self.turn]), nl=False)
+            self.waiting[self.turn] = ""
 
 
-def _report(requests: list[Request], tokenizer: Tokenizer, stream: OrderedOutput, spent: float, as_json: bool) -> int:
-    stream.finish()
+def _report(requests: list[Request], tokenizer: Tokenizer, spent: float, as_json: bool) -> int:
     total, failed = 0, 0
     for request in requests:
         sink = request.sink

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
 
 from metrale.cli.errors import BadInput
-from metrale.cli.generate import generate
-from metrale.device.checkpoint import load_config, load_tokenizer
+from metrale.cli.generate import OrderedOutput, generate
+from metrale.device.checkpoint import Tokenizer, load_config, load_tokenizer
 from metrale.device.checkpoint.tokenizer import TextStream
 from metrale.device.loading import shipped_model
+
+from .support import LLAMA
 
 
 def run(*args: str) -> int:
@@ -79,6 +84,30 @@ def test_streams_of_several_prompts_come_in_order(capsys):
     assert capsys.readouterr().out == wanted
 
 
+def test_a_later_prompt_is_live_once_those_before_it_have_ended(monkeypatch):
+    """Pieces reach the output as their tokens come, and none waits for the end of all prompts."""
+    import click
+
+    tokenizer = load_tokenizer(shipped_model(), 512)
+    out: list[str] = []
+    monkeypatch.setattr(click, "echo", lambda text="", nl=True: out.append(text + "\n" * nl))
+    streams = OrderedOutput(tokenizer, ("a", "b", "c"), quiet=False)
+    one, two, three = (streams.writer(i) for i in range(3))
+    first, second, third = tokenizer.encode("x"), tokenizer.encode("y"), tokenizer.encode("z")
+    two(second[0])
+    three(third[0])
+    one(first[0])
+    assert "".join(out) == "==> a <==\nx"
+    streams.ender(1)()
+    assert "".join(out) == "==> a <==\nx"
+    streams.ender(0)()
+    assert "".join(out) == "==> a <==\nx\n==> b <==\ny\n==> c <==\nz"
+    three(first[0])
+    assert "".join(out).endswith("zx")
+    streams.ender(2)()
+    assert "".join(out) == "==> a <==\nx\n==> b <==\ny\n==> c <==\nzx\n"
+
+
 def test_sampling_is_seeded(capsys):
     def once(seed: str) -> list[dict]:
         return objects(capsys, "--temperature", "1.5", "--seed", seed, "--max-tokens", "20", "In tick")
@@ -96,12 +125,53 @@ def test_sampling_is_seeded(capsys):
         ([""], "prompt 1 is empty"),
         (["a", ""], "prompt 2 is empty"),
         (["word " * 5000], "this model takes 4095 at most"),
+        (["a", "caf\udce9"], "prompt 2 is not valid UTF-8"),
     ],
 )
 def test_bad_input_is_one_line(args, text):
     with pytest.raises(BadInput, match=text) as caught:
         run(*args)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_prompt_past_the_length_of_its_frequencies(kind, tmp_path):
+    scaling = {"rope_type": kind, "factor": 2.0, "short_factor": [1.0] * 4, "original_max_position_embeddings": 8}
+    (tmp_path / "config.json").write_text(
+        json.dumps(LLAMA | {"vocab_size": 512, "max_position_embeddings": 8, "rope_scaling": scaling})
+    )
+    (tmp_path / "tokenizer.json").write_bytes((shipped_model() / "tokenizer.json").read_bytes())
+    text = rf"prompt 1 has \d+ tokens; this model takes 7 at most \({kind} scaling takes other frequencies past that\)"
+    with pytest.raises(BadInput, match=text):
+        run("--model", str(tmp_path), "abcdefgh ijklmnop qrstuvwx yz")
+
+
+def test_memory_that_does_not_suffice(monkeypatch):
+    def no_room(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512004608 bytes.")
+
+    monkeypatch.setattr("metrale.cli.generate.serve", no_room)
+    with pytest.raises(BadInput, match="take fewer prompts or a smaller --max-tokens"):
+        run("x")
+
+
+def test_pieces_add_up_to_the_text_of_all_tokens():
+    """Also for decoders that drop a space at the start, that need a run of byte tokens whole, that skip special ids."""
+    words = ["<s>", "▁", "▁the", "b", "é", "日", "▁🙂", "\ufffd", "▁▁", "'", "s"]
+    vocab = {word: i for i, word in enumerate(words + [f"<0x{byte:02X}>" for byte in range(256)])}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    raw.add_special_tokens(["<s>"])
+    strip = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    shipped = load_tokenizer(shipped_model(), 512)
+    rng = random.Random(7)
+    for decoder in (decoders.Sequence(strip), decoders.Metaspace(), decoders.WordPiece(), None):
+        raw.decoder = decoder
+        for tokenizer in (Tokenizer(raw, len(vocab), shipped.where), shipped):
+            for _ in range(60):
+                top = rng.choice((len(words), tokenizer.raw.get_vocab_size()))
+                ids = [rng.randrange(top) for _ in range(rng.randrange(1, 60))]
+                stream = TextStream(tokenizer)
+                assert "".join([stream.push(i) for i in ids] + [stream.flush()]) == tokenizer.decode(ids)
 
 
 def test_text_comes_in_whole_characters():

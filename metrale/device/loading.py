@@ -17,7 +17,7 @@ from .engine import EngineDevice, EngineOptions, Streams
 from .errors import ModelError
 from .kernels import reference
 
-BACKENDS = ("torch", "cuda-sim", "cuda")
+BACKENDS = ("torch", "cuda-sim", "cuda-ptx", "cuda")
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 SHIPPED = "tiny-hybrid"
 SMALL_MODEL = 1024
@@ -47,7 +47,8 @@ class Backend:
 
 def backend(name: str) -> Backend:
     """``torch``: the reference on the CPU. ``cuda``: the Numba kernels on a GPU. ``cuda-sim``: the same kernels in
-    Numba's simulator, which numba has to be told before it is first imported. Raises ModelError."""
+    Numba's simulator, which numba has to be told before it is first imported. ``cuda-ptx``: the same kernels as a GPU
+    gets them, in our interpreter, on the CPU; it stays on in this process. Raises ModelError."""
     if name == "torch":
         return Backend(reference, reference.TILE, torch.device("cpu"))
     if name not in BACKENDS:
@@ -58,10 +59,12 @@ def backend(name: str) -> Backend:
     if simulated != (os.environ.get(SIMULATOR) == "1"):
         wanted = "with" if simulated else "without"
         raise ModelError(f"backend {name}: start this process {wanted} {SIMULATOR}=1 in its environment")
-    if not simulated and not torch.cuda.is_available():
-        raise ModelError("backend cuda: torch sees no CUDA GPU here; `torch` and `cuda-sim` run on the CPU")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("backend cuda: torch sees no CUDA GPU here; `torch`, `cuda-sim`, `cuda-ptx` run on the CPU")
     kernels = importlib.import_module("metrale.device.cuda.backend")
-    return Backend(kernels, 0, torch.device("cpu" if simulated else "cuda"))
+    if name == "cuda-ptx":
+        importlib.import_module("metrale.device.ptx.runner").enable()
+    return Backend(kernels, 0, torch.device("cuda" if name == "cuda" else "cpu"))
 
 
 def shipped_model() -> Path:

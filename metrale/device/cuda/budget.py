@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-from numba import cuda, float32, int64, uint8, uint16
+from numba import float32, int64, uint8, uint16
 
+from ..ptx.runner import ptx_of
 from . import linear_attention as la
 from . import picking, rotary, rows
 from .attention import attention_shape, combine_kernel, decode_kernel, prefill_kernel
@@ -137,12 +136,7 @@ def compile_kernel(kernel: Specialised, capability: tuple[int, int]) -> Usage:
     """Compile and link for one compute capability. Raises what the compiler or the linker raises."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    here = SimpleNamespace(compute_capability=capability)
-    # Numba asks the present device which capability to compile inner functions for; without a GPU we answer.
-    with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=here):
-        ptx, _ = cuda.compile(
-            kernel.make().py_func, kernel.signature, device=False, cc=capability, abi="numba", output="ptx"
-        )
+    ptx = ptx_of(kernel.make(), kernel.signature, capability)
     options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", ptxas_options=["-v"])
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     binary = linker.link("cubin").code

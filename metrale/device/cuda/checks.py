@@ -177,9 +177,11 @@ def paged(i: Inputs, kv_heads: int, head: int, size: int, contexts: list[int]) -
     return keys, values, tables
 
 
-def check_decode(i: Inputs, group: int, head: int, kv_heads: int = 1, alone: bool = True) -> Iterator[Pair]:
+def check_decode(
+    i: Inputs, group: int, head: int, kv_heads: int = 1, alone: bool = True, contexts: list[int] | None = None
+) -> Iterator[Pair]:
     """Rows of several lengths, one with a sliding window; with ``alone``, one of them again without the others."""
-    contexts = [1, 16, 37] if i.tiny else [1, 16, 255, 256, 257, 1000, 4096]
+    contexts = contexts or ([1, 16, 37] if i.tiny else [1, 16, 255, 256, 257, 1000, 4096])
     size, scale = 4 if i.tiny else 16, head**-0.5
     q = i.draw(len(contexts), group * kv_heads, head)
     keys, values, tables = paged(i, kv_heads, head, size, contexts)

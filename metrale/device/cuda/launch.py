@@ -1,4 +1,8 @@
-"""Torch tensors to kernels and back without a copy, on torch's current stream."""
+"""Torch tensors to kernels and back without a copy, on torch's current stream.
+
+Kernels start in one of three ways: on a GPU; in Numba's simulator; over CPU tensors on the PTX machine, once that is
+enabled (:func:`metrale.device.ptx.runner.enable`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import numpy as np
 import torch
 from numba import cuda
 
+from ..ptx import runner
 from .lanes import SIMULATED
 from .storage import BF16, FP32, Storage
 
@@ -36,6 +41,8 @@ def flat(tensor: torch.Tensor) -> Any:
         tensor = tensor.view(torch.uint8)
     if SIMULATED:
         return FakeCUDAArray(tensor.numpy())
+    if tensor.device.type == "cpu":
+        return tensor.numpy()
     return cuda.as_cuda_array(tensor, sync=False)
 
 
@@ -57,6 +64,10 @@ def launch(kernel: Any, grid: tuple[int, ...], block: int, *arguments: Any) -> N
     ready = [_argument(one) for one in arguments]
     if SIMULATED:
         kernel[grid, block](*ready)
+    elif any(isinstance(one, np.ndarray) for one in ready):
+        if runner.active is None:
+            raise ValueError("a kernel over CPU tensors needs the PTX machine: metrale.device.ptx.runner.enable()")
+        runner.active.run(kernel, grid, block, ready)
     else:
         kernel[grid, block, _external(torch.cuda.current_stream().cuda_stream)](*ready)
 

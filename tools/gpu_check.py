@@ -1,12 +1,23 @@
-"""Check the Numba-CUDA kernels on a GPU: right, and how fast. One command, at most five minutes.
+"""Check the engine and its Numba-CUDA kernels on a GPU: right, and how fast. One command, at most five minutes.
 
     python tools/gpu_check.py                  # writes gpu_check.json and gpu_check.md here
     python tools/gpu_check.py --out results    # or there
-    python tools/gpu_check.py --rehearse       # every step on tiny inputs in the simulator; the numbers mean nothing
+    python tools/gpu_check.py --rehearse       # every section on tiny inputs on the CPU; the numbers mean nothing
 
-Kernels against their references; ``metrale conform --device cuda``; bandwidth of the memory-bound kernels and of decode
-attention as shares of a copy measured in the same run; decode steps a second beside plain torch. Without a GPU it says
-so and exits 0. Exit status 1 if a kernel is wrong or conform fails; speeds below their aims are reported, not failed.
+It runs from a checkout, nothing has to be installed but torch, numba-cuda, numpy, safetensors and tokenizers. Sections:
+the machine; one small kernel; whether torch captures Numba's launches in a graph; every kernel against its reference;
+free and forced mode of `metrale conform`; bandwidth of the memory-bound kernels and of decode attention as shares of a
+copy measured in the same run; decode steps a second beside plain torch; steps of the engine itself. Each section is a
+process (or several) that is killed when its time is over, and the report is rewritten after every result.
+
+Forced mode reads scenarios with pydantic. Where that is not installed the section says so and the rest goes on. To
+have it on a machine without a network, fetch wheels for that machine's Python on another one, and name the folder:
+
+    pip download pydantic -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64
+    python tools/gpu_check.py --wheels wheels
+
+Without a GPU it says so and exits 0. Exit status 1 if a kernel is wrong, conform fails, or a section crashes or hangs;
+speeds below their aims are reported, not failed.
 """
 
 from __future__ import annotations
@@ -14,214 +25,211 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
+import tempfile
+import threading
 import traceback
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_jobs import Job, Jobs, Running
+from gpu_report import Report
+
+TOOLS = Path(__file__).resolve().parent
+ROOT = TOOLS.parent
 LIMIT = 290.0
-"""Seconds after which no further section starts."""
-VARIANTS = [(256, 128), (128, 128), (512, 128), (256, 256)]
-"""(split, threads) of the decode attention; the first is what the backend uses."""
+RESERVE = 4.0
+"""Seconds kept for ending processes and for the last report."""
+MANY_CORES = 12
+"""So many cores run everything that is not measured at once, and prepare the measurements meanwhile."""
+CHECKED = ("kernel checks", "conform free", "conform forced", "conform free, as served")
+MEASURED = ("bandwidth", "decode steps", "engine")
+SECTIONS = ("machine", "smoke", "graph capture", *CHECKED, *MEASURED)
+LIMITS = {"probe": 75.0, "checked": 140.0, "bandwidth": 70.0, "decode steps": 50.0, "engine": 60.0}
+"""Most seconds of a process once it may go on."""
 
 
-class Report:
-    """Results by section, and what went wrong."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.content: dict[str, Any] = {"status": "run"}
-        self.failures: list[str] = []
-
-    def section(self, name: str, work: Callable[[], Any]) -> None:
-        """Run one section; an exception fails it and the others go on."""
-        if time.monotonic() - self.started > LIMIT:
-            self.content[name] = {"skipped": f"{LIMIT:.0f} s were over"}
-            return
-        begun = time.monotonic()
-        print(f"{begun - self.started:6.1f} s  {name}", flush=True)
-        try:
-            self.content[name] = work()
-        except Exception as error:
-            traceback.print_exc()
-            self.content[name] = {"error": f"{type(error).__name__}: {error}"}
-            self.failures.append(f"{name}: {type(error).__name__}")
-        self.content.setdefault("seconds", {})[name] = round(time.monotonic() - begun, 1)
-
-
-def kernel_checks(report: Report, rehearse: bool) -> dict[str, Any]:
-    """Every kernel in both storages against its reference."""
-    import torch
-
-    from metrale.device.cuda import checks
-
-    on = torch.device("cpu" if rehearse else "cuda")
-    results = {}
-    for name, run in _checks(rehearse):
-        for dtype in (torch.float32, torch.bfloat16):
-            label = f"{name}, {str(dtype).removeprefix('torch.')}"
-            try:
-                faults, pairs = checks.faults(run(checks.Inputs(on, dtype, tiny=rehearse)))
-            except Exception as error:
-                faults, pairs = [f"{type(error).__name__}: {error}".splitlines()[0]], 0
-            results[label] = {"pairs": pairs, "faults": faults}
-            report.failures += [f"{label}: {fault}" for fault in faults]
-    return results
-
-
-def _checks(rehearse: bool) -> Iterator[tuple[str, Callable[[Any], Iterator[Any]]]]:
-    from metrale.device.cuda import checks
-
-    simple = checks.ROWS | checks.RECURRENT | checks.PICKS
-    yield from ((name, simple[name]) for name in (("norms", "moves") if rehearse else simple))
-    for group, head in [(2, 8)] if rehearse else [*checks.COMMON, *checks.ODD]:
-        yield f"decode {group}x{head}", lambda i, g=group, h=head: checks.check_decode(i, g, h, kv_heads=2)
-        yield f"prefill {group}x{head}", lambda i, g=group, h=head: checks.check_prefill(i, g, h, kv_heads=2)
-
-
-def conform(report: Report, device: str) -> dict[str, Any]:
-    """The scenarios on the engine, in a process of its own."""
-    left = max(20.0, LIMIT - (time.monotonic() - report.started))
-    command = [sys.executable, "-m", "metrale", "conform", "--device", device, "--json"]
-    try:
-        limits = {"timeout": min(100.0, left), "cwd": Path(__file__).parents[1]}
-        run = subprocess.run(command, capture_output=True, text=True, check=False, **limits)
-    except subprocess.TimeoutExpired:
-        return {"skipped": "the time was over"}
-    if run.returncode:
-        report.failures.append(f"conform: exit status {run.returncode}")
-    return {"exit": run.returncode, "summary": run.stderr.strip().splitlines()[-1:]}
-
-
-def bandwidths(rehearse: bool) -> dict[str, Any]:
-    """The copy, and every kernel as a share of it."""
-    import gpu_bench
-    import torch
-
-    clock = gpu_bench.Clock(torch.device("cpu" if rehearse else "cuda"))
-    sizes = gpu_bench.SMALL if rehearse else gpu_bench.FULL
-    copy = gpu_bench.copy_rate(clock, sizes)
-    variants = [(16, 32)] if rehearse else VARIANTS
-    rows = [rate.row(copy) for rate in gpu_bench.kernel_rates(clock, sizes)]
-    rows += [rate.row(copy) for rate in gpu_bench.attention_rates(clock, sizes, variants)]
-    return {"copy_gigabytes_per_second": copy / 1e9, "graphs": clock.graphed, "reason": clock.reason, "kernels": rows}
-
-
-def decode_steps(rehearse: bool) -> list[dict[str, object]]:
-    """Our kernels beside plain torch, in whole decode steps."""
-    import gpu_bench
-    import torch
-
-    clock = gpu_bench.Clock(torch.device("cpu" if rehearse else "cuda"))
-    return list(gpu_bench.step_rates(clock, full=not rehearse))
-
-
-def machine(rehearse: bool) -> dict[str, Any]:
-    """What it ran on."""
-    import torch
-
-    found = {"torch": torch.__version__, "numba_cuda": version("numba-cuda")}
+def parts(cores: int, many: bool, rehearse: bool) -> dict[str, int]:
+    """How many processes share each of the sections that are not measured."""
     if rehearse:
-        return found | {"gpu": "none: a rehearsal in the simulator"}
-    properties = torch.cuda.get_device_properties(0)
-    return found | {
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_gigabytes": round(properties.total_memory / 1e9, 1),
-        "driver_cuda": torch.version.cuda,
-    }
+        return {"kernel checks": 2, "conform free": 1, "conform forced": 1, "conform free, as served": 1}
+    if not many or cores < MANY_CORES:
+        return dict.fromkeys(CHECKED, 1)
+    return {"kernel checks": 7, "conform free": 3, "conform forced": 2, "conform free, as served": 2}
 
 
-def markdown(report: Report) -> str:
-    """The report for people."""
-    content = report.content
-    lines = ["# GPU check", ""]
-    if content["status"] == "not run":
-        return "\n".join([*lines, f"Not run: {content['reason']}", ""])
-    lines += [f"* {name}: {value}" for name, value in content.get("machine", {}).items()]
-    checks = content.get("kernel checks", {})
-    pairs = sum(result.get("pairs", 0) for result in checks.values() if isinstance(result, dict))
-    lines += [f"* kernel checks: {len(checks)}, {pairs} comparisons", f"* failures: {len(report.failures)}"]
-    lines += [f"  * {failure}" for failure in report.failures]
-    lines += [f"* conform: {content.get('conform')}", ""]
-    rates = content.get("bandwidth", {})
-    if "kernels" in rates:
-        graph = "graph replays" if rates["graphs"] else f"single launches ({rates['reason']})"
-        lines += [f"A copy moves {rates['copy_gigabytes_per_second']:.0f} GB/s. Timed by {graph}.", ""]
-        lines += ["| kernel | MB | µs | GB/s | share of copy | aim |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-        lines += [_rate_line(row) for row in rates["kernels"]]
-    steps = content.get("decode steps")
-    if isinstance(steps, list):
-        titles = ("batch", "context", "kernels", "kernels, graph", "torch", "torch, graph", "same picks")
-        lines += ["", "Decode steps a second:", "", f"| {' | '.join(titles)} |"]
-        lines += [f"|{' ---: |' * len(titles)}", *(_step_line(row) for row in steps)]
-    return "\n".join([*lines, ""])
+class Check:
+    """One run of the whole."""
+
+    def __init__(self, report: Report, jobs: Jobs, rehearse: bool) -> None:
+        self.report, self.jobs, self.rehearse = report, jobs, rehearse
+        self.graphs = False
+
+    def run(self) -> None:
+        """Everything, the most valuable first."""
+        self._finish([self._start("probe", SECTIONS[:3])], LIMITS["probe"])
+        facts = self.report.sections["machine"]["results"]
+        if "reason" in facts:
+            self.report.not_run(facts["reason"])
+            return
+        if "gpu" not in facts:
+            for section in (*CHECKED, *MEASURED):
+                self.report.leave_out(section, "the machine section did not get so far")
+            return
+        captures = self.report.sections["graph capture"]["results"]
+        self.graphs = captures.get("thread_local", {}).get("captured") == "yes"
+        many = facts["processes"] == "many"
+        at_once = many and (facts["cores"] >= MANY_CORES or self.rehearse)
+        shares = parts(facts["cores"], many, self.rehearse)
+        checks = {name: [(name, (i, shares[name])) for i in range(shares[name])] for name in CHECKED}
+        if at_once:
+            started = [self._start(name, (name,), part) for group in checks.values() for name, part in group]
+            waiting = {name: self._start(name, (name,)) for name in MEASURED}
+            self._finish(started, LIMITS["checked"])
+        else:
+            waiting = {}
+            for name, group in checks.items():
+                self._finish_new(name, [part for _, part in group], LIMITS["checked"])
+        for name in MEASURED:
+            if name in waiting:
+                self._finish([waiting[name]], LIMITS[name])
+            else:
+                self._finish_new(name, [(0, 1)], LIMITS[name])
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.jobs.left
+
+    def _finish_new(self, name: str, shares: list[tuple[int, int]], limit: float) -> None:
+        if self.left <= 0:
+            self.report.leave_out(name, "the time was over")
+            return
+        self._finish([self._start(name, (name,), part) for part in shares], limit)
+
+    def _start(self, name: str, sections: tuple[str, ...], part: tuple[int, int] = (0, 1)) -> Running:
+        label = name if part[1] == 1 else f"{name}, part {part[0] + 1} of {part[1]}"
+        command = [sys.executable, str(Path(__file__).resolve()), "--task", name, "--part", f"{part[0]}/{part[1]}"]
+        command += ["--rehearse"] * self.rehearse + ["--graphs"] * self.graphs
+        return self.jobs.start(Job(label, sections, tuple(command)))
+
+    def _finish(self, running: list[Running], limit: float) -> None:
+        names = dict.fromkeys(section for one in running for section in one.job.sections)
+        if self.left <= 0:
+            for name in names:
+                self.report.leave_out(name, "the time was over")
+            return
+        print(f"{self.report.spent:6.1f} s  {', '.join(names)}", flush=True)
+        for one in running:
+            self.report.open(one.job.sections)
+        self.jobs.finish(running, limit)
 
 
-def _rate_line(row: dict[str, Any]) -> str:
-    aim = f"{row['aim']:.0%}" if row["aim"] else ""
-    size, spent = row["bytes"] / 1e6, row["seconds"] * 1e6
-    return (
-        f"| {row['kernel']} | {size:.1f} | {spent:.1f} | {row['gigabytes_per_second']:.0f} "
-        f"| {row['share_of_copy']:.0%} | {aim} |"
-    )
+# -- the processes
 
 
-def _step_line(row: dict[str, Any]) -> str:
-    names = [f"{path}{kind}_steps_per_second" for path in ("kernels", "torch") for kind in ("", "_graph")]
-    cells = [f"{row[name]:.0f}" if row[name] else "not captured" for name in names]
-    return f"| {row['batch']} | {row['context']} | {' | '.join(cells)} | {row['same_picks']:.0%} |"
+def turn() -> Callable[[], None]:
+    """A function that waits for a line on standard input. When that is closed, because the check is gone, so is this
+    process."""
+    told = threading.Event()
+
+    def listen() -> None:
+        while os.read(0, 16):
+            told.set()
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return lambda: told.wait() and None
 
 
-def why_not() -> str | None:
-    """Why there is nothing to run on, or None."""
-    try:
-        import torch
-        from numba import cuda
-    except ImportError as error:
-        return f"{error}; `pip install 'metrale[engine]'` installs what it needs"
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA GPU here"
-    return None if cuda.is_available() else "numba-cuda sees no CUDA GPU here"
+def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records: Path) -> None:
+    """Do one task and write its results down, line by line."""
+    import gpu_sections
+
+    with records.open("a") as file:
+
+        def write(record: dict[str, Any]) -> None:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+        try:
+            task = gpu_sections.Task(part, rehearse, graphs, turn())
+            for section, label, value, failures in gpu_sections.TASKS[name](task):
+                write({"section": section, "name": label, "value": value, "failures": failures})
+        except gpu_sections.LeftOut as why:
+            write({"section": why.section, "left_out": str(why)})
+        write({"end": True})
+
+
+# -- the command
+
+
+def environment(rehearse: bool, extra: str = "") -> dict[str, str]:
+    """What the processes see: this checkout first, then wheels, one thread each unless they say otherwise."""
+    paths = [str(ROOT), str(TOOLS), extra, os.environ.get("PYTHONPATH", "")]
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    found.pop("NUMBA_ENABLE_CUDASIM", None)
+    return found | ({"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""} if rehearse else {})
+
+
+def unpack(wheels: Path, target: Path) -> str:
+    """Install a folder's wheels into ``target`` without a network; what went wrong, if anything did."""
+    found = sorted(map(str, wheels.glob("*.whl")))
+    if not found:
+        return f"--wheels {wheels}: no wheel is there"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    done = subprocess.run([*pip, "--target", str(target), *found], capture_output=True, text=True, check=False)
+    return f"--wheels {wheels}: {' | '.join(done.stderr.strip().splitlines()[-2:])}" if done.returncode else ""
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of gpu_check.json and gpu_check.md")
+    parser.add_argument("--rehearse", action="store_true", help="tiny inputs on the CPU")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which it ends (default %(default)s)")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels that are put on the path first")
+    for name in ("--task", "--part", "--records"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--graphs", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of gpu_check.json and gpu_check.md")
-    parser.add_argument("--rehearse", action="store_true", help="tiny inputs in the simulator")
-    options = parser.parse_args()
-    if options.rehearse:
-        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
-    report = Report()
-    reason = None if options.rehearse else why_not()
-    if reason is not None:
-        report.content = {"status": "not run", "reason": reason}
-    else:
-        run_sections(report, options.rehearse)
+    options = arguments()
+    if options.task:
+        first, count = map(int, options.part.split("/"))
+        try:
+            work(options.task, (first, count), options.rehearse, options.graphs, Path(options.records))
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
     options.out.mkdir(parents=True, exist_ok=True)
-    report.content["failures"] = report.failures
-    (options.out / "gpu_check.json").write_text(json.dumps(report.content, indent=2) + "\n")
-    (options.out / "gpu_check.md").write_text(markdown(report))
+    report = Report(options.out, SECTIONS, options.rehearse)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(prefix="gpu_check.", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        if options.wheels is not None and (wrong := unpack(options.wheels, place / "wheels")):
+            report.failures.append(wrong)
+        seen = environment(options.rehearse, str(place / "wheels") if options.wheels else "")
+        deadline = report.began + options.limit - RESERVE
+        jobs = Jobs(place, seen, deadline, report.take, report.told)
+        try:
+            Check(report, jobs, options.rehearse).run()
+        finally:
+            jobs.end()
+            report.write()
     for failure in report.failures:
         print(f"failed: {failure}")
-    spent = time.monotonic() - report.started
-    told = f"not run: {reason}" if reason else f"{len(report.failures)} failures, {spent:.0f} s"
+    reason = report.content.get("reason")
+    told = f"not run: {reason}" if reason else f"{len(report.failures)} failures, {report.spent:.0f} s"
     print(f"gpu check: {told}; see {options.out / 'gpu_check.md'}")
     return 1 if report.failures else 0
-
-
-def run_sections(report: Report, rehearse: bool) -> None:
-    """Everything, the most important first."""
-    report.section("machine", lambda: machine(rehearse))
-    report.section("kernel checks", lambda: kernel_checks(report, rehearse))
-    report.section("bandwidth", lambda: bandwidths(rehearse))
-    report.section("decode steps", lambda: decode_steps(rehearse))
-    if not rehearse:
-        report.section("conform", lambda: conform(report, "cuda"))
 
 
 if __name__ == "__main__":

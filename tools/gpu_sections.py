@@ -1,0 +1,307 @@
+"""What the processes of the GPU check do. Each answers (section, name, value, failures), result by result.
+
+torch, numba and the engine are imported inside, where something needs them: a machine without them can say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "numba-cuda", "numba", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "cuda-bindings")
+READER = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions")
+"""What reading a scenario needs."""
+EXCLUSIVE = (1, 3)
+"""Compute modes in which a GPU takes one process at a time."""
+REHEARSED = 2
+"""Forced scenarios of a rehearsal: the shortest ones."""
+
+Result = tuple[str, str, Any, list[str]]
+
+
+class LeftOut(Exception):
+    """A section cannot run here: which, and what is missing."""
+
+    def __init__(self, section: str, why: str) -> None:
+        super().__init__(why)
+        self.section = section
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One process's share: part i of n, whether it rehearses on the CPU, whether graphs work, and ``turn``, which waits
+    until the process may go on."""
+
+    part: tuple[int, int]
+    rehearse: bool
+    graphs: bool
+    turn: Callable[[], None]
+
+    def device(self) -> Any:
+        """Where tensors live."""
+        import torch
+
+        return torch.device("cpu" if self.rehearse else "cuda")
+
+    def backend(self) -> Any:
+        """The kernels; a rehearsal of whole models takes the reference, which is a thousand times faster."""
+        from metrale.device.loading import backend
+
+        return backend("torch" if self.rehearse else "cuda")
+
+
+def why_not() -> str | None:
+    """Why there is nothing to run on, or None."""
+    try:
+        import torch
+        from numba import cuda
+    except ImportError as error:
+        return f"{error}; `pip install 'metrale[engine]'` installs what it needs"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA GPU here"
+    return None if cuda.is_available() else "numba-cuda sees no CUDA GPU here"
+
+
+def probe(task: Task) -> Iterator[Result]:
+    """What it runs on, one tiny kernel, and whether torch can capture Numba's launches."""
+    reason = None if task.rehearse else why_not()
+    if reason is not None:
+        yield "machine", "reason", reason, []
+        return
+    yield from (("machine", name, value, []) for name, value in machine(task.rehearse).items())
+    started = time.perf_counter()
+    fault = smoke(task)
+    yield "smoke", "first launch, s", round(time.perf_counter() - started, 2), [fault] if fault else []
+    yield "smoke", "second launch, s", round(_timed(lambda: smoke(task)), 4), []
+    for mode in ("thread_local", "relaxed"):
+        found = graph_capture(task, mode)
+        yield "graph capture", mode, found, []
+        if found["captured"] == "yes":
+            break
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def machine(rehearse: bool) -> dict[str, Any]:
+    """Versions and the GPU."""
+    import torch
+
+    found: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    if rehearse:
+        return found | {"gpu": "none", "processes": "many"}
+    from numba import cuda
+
+    properties = torch.cuda.get_device_properties(0)
+    exclusive = _asked(lambda: cuda.get_current_device().COMPUTE_MODE) in EXCLUSIVE
+    return found | {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory, GB": round(properties.total_memory / 1e9, 1),
+        "L2 cache, MB": _asked(lambda: round(properties.L2_cache_size / 1e6, 1)),
+        "torch's CUDA": torch.version.cuda,
+        "driver's CUDA": _asked(lambda: ".".join(map(str, cuda.cudadrv.driver.driver.get_version()))),
+        "processes": "one" if exclusive else "many",
+    }
+
+
+def _asked(fact: Callable[[], Any]) -> Any:
+    """A fact that is nice to know, or why it is not known."""
+    try:
+        return fact()
+    except Exception as error:
+        return f"unknown ({type(error).__name__})"
+
+
+def smoke(task: Task) -> str:
+    """What is wrong with the smallest kernel; nothing if nothing is."""
+    import torch
+
+    from metrale.device.cuda import backend
+
+    cells = torch.arange(4, device=task.device()) * 10
+    fed = torch.tensor([True, False, True], device=task.device())
+    got = backend.feed_ids(torch.tensor([3, 7, 1], device=task.device()), fed, cells).tolist()
+    return "" if got == [30, 7, 10] else f"feed_ids answers {got} for [30, 7, 10]"
+
+
+def graph_capture(task: Task, mode: str) -> dict[str, str]:
+    """Whether a captured launch, replayed, reads the inputs of that moment and writes what another launch writes."""
+    if task.rehearse:
+        return {"captured": "no", "reason": "a rehearsal"}
+    import torch
+    from gpu_clock import captured, warm
+
+    from metrale.device.cuda import backend
+
+    gate, up = torch.randn(8, 1024, device="cuda"), torch.randn(8, 1024, device="cuda")
+    out = torch.empty_like(gate)
+    call = lambda: out.copy_(backend.swiglu(backend.swiglu(gate, up), up))  # noqa: E731
+    warm([call])
+    before = out.clone()
+    try:
+        graph = captured([call], mode)
+    except Exception as error:
+        return {"captured": "no", "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    gate.copy_(torch.randn(8, 1024, device="cuda"))
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed = out.clone()
+    call()
+    torch.cuda.synchronize()
+    if torch.equal(replayed, before):
+        return {"captured": "no", "reason": "the replay did not see the changed input"}
+    if not torch.equal(replayed, out):
+        return {"captured": "no", "reason": "the replay differs from a launch of its own"}
+    return {"captured": "yes", "reason": "the replay of changed inputs equals a launch, bit for bit"}
+
+
+def kernel_checks(task: Task) -> Iterator[Result]:
+    """Every kernel in both storages against its reference; the units of work are dealt out in turn."""
+    import torch
+
+    from metrale.device.cuda import checks
+
+    dtypes = (torch.float32, torch.bfloat16)
+    units = [(name, run, dtype) for name, run in _checks(task.rehearse) for dtype in dtypes]
+    task.turn()
+    for name, run, dtype in units[task.part[0] :: task.part[1]]:
+        label = f"{name}, {str(dtype).removeprefix('torch.')}"
+        try:
+            faults, pairs = checks.faults(run(checks.Inputs(task.device(), dtype, tiny=task.rehearse)))
+        except Exception as error:
+            faults, pairs = [f"{type(error).__name__}: {error}".splitlines()[0]], 0
+        value = {"pairs": pairs, "faults": faults}
+        yield "kernel checks", label, value, [f"{label}: {fault}" for fault in faults]
+
+
+def _checks(rehearse: bool) -> Iterator[tuple[str, Callable[[Any], Iterator[Any]]]]:
+    """Attention first, whose kernels take longest to compile."""
+    from metrale.device.cuda import checks
+
+    kv = 1 if rehearse else 2
+    for group, head in [(1, 8)] if rehearse else [*checks.COMMON, *checks.ODD]:
+        yield f"prefill {group}x{head}", lambda i, g=group, h=head: checks.check_prefill(i, g, h, kv_heads=kv)
+        yield f"decode {group}x{head}", lambda i, g=group, h=head: checks.check_decode(i, g, h, kv_heads=kv)
+    simple = checks.ROWS | checks.RECURRENT | checks.PICKS
+    yield from ((name, simple[name]) for name in (("moves",) if rehearse else simple))
+
+
+def _conformed(section: str, checks: Iterator[Any]) -> Iterator[Result]:
+    for check in checks:
+        value = {"problem": check.problem, "excused": check.excused}
+        yield section, check.name, value, [f"{check.name}: {check.problem}"] if check.failed else []
+
+
+def free(task: Task, section: str = "conform free", fixed: bool = True) -> Iterator[Result]:
+    """Every way of free mode, dealt out in turn."""
+    from metrale.conform.checks import TOKENS, free_checks
+    from metrale.conform.devices import DEVICES
+    from metrale.device.loading import limit_threads
+
+    limit_threads(0)
+    on, rounding = task.backend(), DEVICES["cuda"].rounding
+    part = (20 + task.part[0], 25) if task.rehearse else task.part
+    task.turn()
+    count = 4 if task.rehearse else TOKENS
+    yield from _conformed(section, free_checks(("free",), on, None, rounding, part, count, fixed))
+
+
+def served(task: Task) -> Iterator[Result]:
+    """The same with the engine as it serves: tiles as large as the batch, recorded steps."""
+    yield from free(task, "conform free, as served", fixed=False)
+
+
+def forced(task: Task) -> Iterator[Result]:
+    """The scenarios with their scripted tokens, the shortest first, dealt out in turn."""
+    missing = [name for name in READER if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LeftOut("conform forced", f"needs {', '.join(missing)}, which are not installed: see --wheels in --help")
+    from metrale.conform.forced import forced_check, suite
+    from metrale.device.loading import limit_threads
+
+    limit_threads(0)
+    on, paths = task.backend(), suite(ROOT / "golden")
+    task.turn()
+    chosen = paths[:REHEARSED] if task.rehearse else paths
+    yield from _conformed(
+        "conform forced",
+        (_named(forced_check(path, on=on), path.stem) for path in chosen[task.part[0] :: task.part[1]]),
+    )
+
+
+def _named(check: Any, name: str) -> Any:
+    check.name = name
+    return check
+
+
+def bandwidth(task: Task) -> Iterator[Result]:
+    """The memory-bound kernels, alone on the GPU."""
+    import gpu_bench
+    from gpu_clock import Clock
+
+    clock = Clock(task.device(), task.graphs)
+    for _ in gpu_bench.bandwidths(clock, gpu_bench.SMALL if task.rehearse else gpu_bench.WARM):
+        pass
+    task.turn()
+    if not task.rehearse:
+        clock = Clock(task.device(), task.graphs)
+    for name, value in gpu_bench.bandwidths(clock, gpu_bench.SMALL if task.rehearse else gpu_bench.FULL):
+        yield _measured("bandwidth", name, value)
+
+
+def steps(task: Task) -> Iterator[Result]:
+    """Whole decode steps, alone on the GPU."""
+    import gpu_steps
+
+    gpu_steps.warm_steps(task.device(), not task.rehearse)
+    task.turn()
+    for name, value in gpu_steps.step_rates(task.device(), task.graphs, not task.rehearse):
+        yield _measured("decode steps", name, value)
+
+
+def engine(task: Task) -> Iterator[Result]:
+    """The engine's own steps, alone on the GPU."""
+    import gpu_engine
+
+    from metrale.device.loading import backend
+
+    on = backend("cuda-sim" if task.rehearse else "cuda")
+    if not task.rehearse:
+        gpu_engine.warm_engine(on)
+    task.turn()
+    for name, value in gpu_engine.engine_rates(on, not task.rehearse):
+        yield _measured("engine", name, value)
+
+
+def _measured(section: str, name: str, value: Any) -> Result:
+    failed = isinstance(value, dict) and "error" in value
+    return section, name, value, [f"{name}: {value['error']}"] if failed else []
+
+
+TASKS: dict[str, Callable[[Task], Iterator[Result]]] = {
+    "probe": probe,
+    "kernel checks": kernel_checks,
+    "conform free": free,
+    "conform free, as served": served,
+    "conform forced": forced,
+    "bandwidth": bandwidth,
+    "decode steps": steps,
+    "engine": engine,
+}

@@ -97,8 +97,10 @@ class LiveSink(TextSink):
     on_end: Callable[[], None] = lambda: None
 
     def finish(self, completion: Completion) -> None:
-        """A normal end."""
+        """A normal end. The token that ended the text was not streamed; where it has a text, that belongs to it."""
         self.completion = completion
+        for token in completion.tokens[len(self.tokens) :]:
+            self.on_token(token)
         self.on_end()
 
     def error(self, text: str) -> None:

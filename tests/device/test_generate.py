@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
@@ -106,6 +107,20 @@ def test_a_later_prompt_is_live_once_those_before_it_have_ended(monkeypatch):
     assert "".join(out).endswith("zx")
     streams.ender(2)()
     assert "".join(out) == "==> a <==\nx\n==> b <==\ny\n==> c <==\nzx\n"
+
+
+def test_the_token_that_ends_a_text_is_streamed_if_it_has_a_text(capsys, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(shipped_model(), folder)
+    (plain,) = objects(capsys, "--max-tokens", "12", "In tick 4, request")
+    last = plain["tokens"][6]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": last}))
+    (answer,) = objects(capsys, "--max-tokens", "12", "--model", str(folder), "In tick 4, request")
+    assert answer["finish_reason"] == "stop"
+    assert answer["tokens"] == plain["tokens"][: plain["tokens"].index(last) + 1]
+    assert run("--max-tokens", "12", "--model", str(folder), "In tick 4, request") == 0
+    assert capsys.readouterr().out == answer["text"] + "\n"
+    assert load_tokenizer(folder, 512).decode([last])
 
 
 def test_sampling_is_seeded(capsys):

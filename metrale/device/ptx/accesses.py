@@ -156,7 +156,7 @@ class Accesses:
         found = shadow.write(units, *self._who(lanes, some), changed)
         lost = _differ(self.memory.load(argument, offset, one.access), values, units.shape[1])
         if found is None and lost.any():
-            found = lost.any(1), shadow.writer[units].ravel()[lost.argmax()][None], "writes another value"
+            found = lost.any(1), shadow.writer[units].ravel()[lost.argmax()][None], "writes too"
         return self._race(found, "writes", lambda lane: _byte(argument, offset, lane))
 
     # -- shared memory
@@ -170,7 +170,7 @@ class Accesses:
             found = shadow.write(units, who, lanes.time(), None)
             lost = shadow.writer[units] != who[:, None]
             if found is None and lost.any():
-                found = lost.any(1), shadow.writer[units].ravel()[lost.argmax()][None], "writes"
+                found = lost.any(1), shadow.writer[units].ravel()[lost.argmax()][None], "writes too"
             self._race(found, "writes", lambda lane: memory.name_at(int(index[lane])))
         result = _done(memory, index, units, one, values)
         if shadow is not None and values is None:
@@ -186,7 +186,7 @@ class Accesses:
         only = np.zeros(len(bad), bool)
         only[lane] = True
         who = "several threads" if int(other[0]) == SEVERAL else self.threads.geometry.name(int(other[0]) - 1)
-        raise LaneError(f"{does} {place(lane)}; {who} {did} it, and no barrier lies between", only)
+        raise LaneError(f"{does} {place(lane)}, which {who} {did}; no barrier lies between", only)
 
 
 def _done(memory: OwnMemory, index: Array, units: Array, one: Move, values: Array | None) -> Array | None:

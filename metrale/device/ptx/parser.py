@@ -176,7 +176,7 @@ def _statements(text: str, first: int) -> Iterator[tuple[int, str]]:
 
 
 def _body(kernel: Kernel, line: int, statement: str) -> None:
-    if statement.startswith(_IGNORED):
+    if statement.split()[0] in _IGNORED:
         return
     if label := _LABEL.fullmatch(statement):
         kernel.labels[label.group(1)] = len(kernel.instructions)

@@ -52,6 +52,28 @@ def test_proposals_after_a_verify_use_the_true_hidden_rows():
     assert all(confidence < 0 for confidence in confidences)
 
 
+def test_sequences_propose_together_what_they_propose_alone():
+    """One of them has caught up before, one is new, one has room for two drafts only."""
+    device = device_for(HYBRID, max_seq_len=24)
+    lengths, pending = (9, 13, 21), [5, 8, 13]
+    wanted = []
+    for length, token in zip(lengths, pending, strict=True):
+        seq = prefilled(device, prompt_of(length, salt=length))
+        device.save_hidden_for_mtp(0, 0)
+        wanted.append(propose(device, seq, token))
+        device.free_sequence(seq)
+    assert [len(drafts) for drafts in wanted] == [4, 4, 2]
+    seqs = []
+    for i, length in enumerate(lengths):
+        seqs.append(prefilled(device, prompt_of(length, salt=length), i))
+        device.save_hidden_for_mtp(0, 0)
+        device.stash[i] = device.saved
+    propose(device, seqs[2], 30, 1)
+    drafts, confidences = device.run_mtp_propose_batched(pending, list(lengths), [0, 1, 2], 4, seqs, 0)
+    assert drafts == wanted
+    assert [len(found) for found in confidences] == [4, 4, 2]
+
+
 def test_nothing_is_proposed_for_nothing():
     device = device_for(HYBRID, max_seq_len=16)
     seq = prefilled(device, prompt_of(15))
@@ -82,7 +104,7 @@ def test_a_restored_sequence_drafts_from_what_it_knows():
     again = device.alloc_sequence(again.request)
     device.restore_sequence_state(again, blocks, image)
     again.tokens, again.seq_len = prompt_of(9), 9
-    again.state.draft.keys.fill_(float("nan"))
+    device.head.keys.fill_(float("nan"))
     token = follow(device, again, 7, 2)[-1]
     device.save_hidden_for_mtp(0, 0)
     for _ in range(2):

@@ -53,7 +53,10 @@ class EngineCore:
         self.streams: Streams | CudaStreams = streams or Streams()
         if on.type == "cuda":
             self._on_a_gpu()
-        self.head = DraftHead(kernels, config, tensors, self.decoder) if config.draft_head else None
+        self.head: DraftHead | None = None
+        if config.draft_head:
+            room = options.max_sequences, options.max_seq_len
+            self.head = DraftHead(kernels, config, tensors, self.decoder, *room)
         self.pool = BlockPool(options.total_blocks, options.held_blocks)
         self.slots = PhysicalSlots(options.max_sequences)
         self.labels = SlotBook()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from metrale.core.io import DeviceFault
 from metrale.core.sequence import Sequence
 
-from ..model.drafter import lookup_drafts
+from ..model.drafter import Proposal, lookup_drafts
 from .core import EngineCore
 from .state import state_of
 from .streams import DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A proposal for one sequence: the pending token, its position, the hidden row [W] before it."""
+
+    seq: Sequence
+    token: int
+    pos: int
+    saved: torch.Tensor
 
 
 class Drafting(EngineCore):
@@ -45,43 +57,49 @@ class Drafting(EngineCore):
         self, token: int, pos: int, count: int, seq: Sequence, stream: int, mask: bool
     ) -> list[int]:
         """At most ``count`` chained drafts."""
-        return self._propose(token, pos, count, seq, self.saved)[0]
+        return self._proposed([Asked(seq, token, pos, self.saved)], count)[0][0]
 
     def run_mtp_propose_batched(
         self, tokens: list[int], positions: list[int], stash: list[int], count: int, seqs: list[Sequence], stream: int
     ) -> tuple[list[list[int]], list[list[float]]] | None:
-        """One after the other, inputs from the stash."""
-        answers = [
-            self._propose(token, pos, count, seq, self.stash[index])
-            for token, pos, index, seq in zip(tokens, positions, stash, seqs, strict=True)
+        """All sequences together, inputs from the stash."""
+        asked = [
+            Asked(seq, token, pos, self.stash[index])
+            for seq, token, pos, index in zip(seqs, tokens, positions, stash, strict=True)
         ]
+        answers = self._proposed(asked, count)
         return [drafts for drafts, _ in answers], [confidences for _, confidences in answers]
 
-    def _propose(
-        self, token: int, pos: int, count: int, seq: Sequence, saved: torch.Tensor
-    ) -> tuple[list[int], list[float]]:
-        drafts, confidences = self._drafts(token, pos, count, seq, saved)
-        if self.picks is not None:
-            drafts = self.picks.drafts(seq, pos, count)
-            confidences = [0.0] * len(drafts)
-        return drafts, confidences
+    def _proposed(self, asked: list[Asked], count: int) -> list[tuple[list[int], list[float]]]:
+        """Drafts and log-probabilities for each; in a forced run the script's drafts, after the head has run."""
+        answers: list[tuple[list[int], list[float]]] = [([], []) for _ in asked]
+        proposals = []
+        for at, one in enumerate(asked):
+            if count < 1 or one.pos < 1:
+                continue
+            tokens = [*one.seq.tokens[: one.pos], one.token]
+            if self.head is None:
+                drafts = lookup_drafts(tokens, count)
+                answers[at] = drafts, [0.0] * len(drafts)
+            elif one.pos + 1 < self.options.max_seq_len:
+                proposals.append((at, self._proposal(one, tokens, count)))
+        if self.head is not None and proposals:
+            found = self.head.propose([proposal for _, proposal in proposals])
+            for (at, _), answer in zip(proposals, found, strict=True):
+                answers[at] = answer
+        if self.picks is None:
+            return answers
+        scripted = [self.picks.drafts(one.seq, one.pos, count) for one in asked]
+        return [(drafts, [0.0] * len(drafts)) for drafts in scripted]
 
-    def _drafts(
-        self, token: int, pos: int, count: int, seq: Sequence, saved: torch.Tensor
-    ) -> tuple[list[int], list[float]]:
-        tokens = [*seq.tokens[:pos], token]
-        state = state_of(seq)
-        if count < 1 or pos < 1:
-            return [], []
-        if self.head is None or state.draft is None or state.history is None:
-            drafts = lookup_drafts(tokens, count)
-            return drafts, [0.0] * len(drafts)
-        room = self.options.max_seq_len - pos - 1
-        if room < 1:
-            return [], []
+    def _proposal(self, one: Asked, tokens: list[int], count: int) -> Proposal:
+        """What the head is asked for one sequence, within the positions it has room for."""
+        state = state_of(one.seq)
+        assert state.draft is not None
+        assert state.history is not None
         self.streams.wait(DEFAULT, state.prefill, "propose-after-prefill")
-        start = max(state.history_from, 0)
-        return self.head.propose(state.draft, state.history, tokens, start, saved, min(count, room))
+        room = self.options.max_seq_len - one.pos - 1
+        return Proposal(state.draft, state.history, tokens, state.history_from, one.saved, min(count, room))
 
     def trim_proposer_state(self, seq: Sequence, accepted: int, stream: int) -> None:
         """The drafter's rows are indexed by position: nothing to trim."""

@@ -30,7 +30,7 @@ class Lifecycle(EngineCore):
         if self.head is not None:
             shape = (self.options.max_seq_len, self.config.hidden_size)
             state.history = torch.empty(shape, device=self.on, dtype=self.dtype)
-            state.draft = self.head.new_memory(self.options.max_seq_len)
+            state.draft = self.head.new_memory(slot)
 
         def work() -> None:
             self.memory.h[slot] = 0.0

@@ -118,3 +118,41 @@ def test_a_refused_launch_says_which(driver):
     driver.answer = real.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(RuntimeError, match=r"launch of copy with grid \(0,\), block 8: CUDA_ERROR_INVALID_VALUE"):
         PackedLauncher().launch(kernel(), (0,), 8, 0, (1,))
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_launches_on_a_gpu_are_packed_on_the_current_stream(driver, monkeypatch):
+    from metrale.device.cuda import launch
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    x = torch.zeros(2, 8).as_subclass(OnGpu)
+    launch.launch(kernel(), (3, 2), 32, x, launch.memory(x[1]), 5)
+    launch.launch(kernel(), (0, 2), 32, x, 5)
+    (call,) = driver.calls
+    assert call[:9] == (1000, 3, 2, 1, 32, 1, 1, 0, 77)
+    assert read(call[9], [8] * 15) == [
+        *words(0, 0, 16, 4, x.data_ptr(), 16, 4),
+        *words(0, 0, 8, 4, x.data_ptr() + 32, 8, 4),
+        *words(5),
+    ]
+
+
+def test_numba_launches_on_demand(monkeypatch):
+    from metrale.device.cuda import launch
+
+    told = []
+
+    class Kernel:
+        def __getitem__(self, configuration):
+            return lambda *arguments: told.append((configuration, arguments))
+
+    monkeypatch.setattr(launch, "PACKED", False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(launch, "_external", lambda pointer: f"stream {pointer}")
+    launch.launch(Kernel(), (3,), 32, 5, 0.5)
+    assert told == [(((3,), 32, "stream 77"), (5, 0.5))]

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 from ..checkpoint.config import FULL, LINEAR, ModelConfig
-from ..checkpoint.lora import LoraAdapter
 from ..kernels import dispatch
+from .dense import Mlp, Projection, Stack
+from .experts import Experts
 from .rope import RopeTable
 from .rows import InputRow, Tile, tiles
 
@@ -62,65 +63,6 @@ def new_memory(
         conv.to(on),
         block_size,
     )
-
-
-class Projection:
-    """A weight matrix by name, with whatever adapters the tile's rows carry."""
-
-    def __init__(self, k: ModuleType, tensors: dict[str, Tensor], name: str) -> None:
-        self.k = k
-        self.name = f"{name}.weight"
-        self.weight = tensors[self.name]
-        self.bias = tensors.get(f"{name}.bias")
-
-    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
-        """[R, in] to [R, out]."""
-        y = self.k.linear(x, self.weight, self.bias)
-        for mask, adapter in tile.loras:
-            delta = adapter.deltas.get(self.name)
-            if delta is not None:
-                a, b, scale = delta
-                y = torch.where(mask, y + self.k.linear(self.k.linear(x, a), b) * scale, y)
-        return y
-
-
-class Stack:
-    """Projections of one input as one product: their weights one above the other.
-
-    ``order`` lists the rows of the stacked output as they shall come, where a checkpoint stores them interleaved.
-    """
-
-    def __init__(
-        self, k: ModuleType, tensors: dict[str, Tensor], names: list[str], order: Tensor | None = None
-    ) -> None:
-        self.k, self.order = k, order
-        self.names = [f"{name}.weight" for name in names]
-        self.sizes = [tensors[name].shape[0] for name in self.names]
-        self.weight = torch.cat([tensors[name] for name in self.names])
-        biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-        self.bias = torch.cat(biases) if biases else None
-        if order is not None:
-            self.weight = self.weight[order].contiguous()
-
-    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
-        """[R, in] to [R, sum of outputs]."""
-        y = self.k.linear(x, self.weight, self.bias)
-        for mask, adapter in tile.loras:
-            if any(name in adapter.deltas for name in self.names):
-                y = torch.where(mask, y + self._delta(x, adapter), y)
-        return y
-
-    def _delta(self, x: Tensor, adapter: LoraAdapter) -> Tensor:
-        """What an adapter adds, in the order of the output."""
-        parts = []
-        for name, size in zip(self.names, self.sizes, strict=True):
-            if name in adapter.deltas:
-                a, b, scale = adapter.deltas[name]
-                parts.append(self.k.linear(self.k.linear(x, a), b) * scale)
-            else:
-                parts.append(x.new_zeros((x.shape[0], size)))
-        stacked = torch.cat(parts, dim=-1)
-        return stacked if self.order is None else stacked[:, self.order]
 
 
 class Attention:
@@ -196,51 +138,18 @@ class DeltaNet:
         return self.out(gated, tile)
 
 
-class Mlp:
-    """SwiGLU."""
-
-    def __init__(self, k: ModuleType, tensors: dict[str, Tensor], prefix: str) -> None:
-        self.k = k
-        self.both = Stack(k, tensors, [f"{prefix}gate_proj", f"{prefix}up_proj"])
-        self.down = Projection(k, tensors, f"{prefix}down_proj")
-
-    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
-        """[R, W] to [R, W]."""
-        gate, up = self.both(x, tile).split_with_sizes(self.both.sizes, dim=-1)
-        return self.down(self.k.swiglu(gate, up), tile)
-
-
-class Experts:
-    """Mixture of experts with one shared expert."""
-
-    def __init__(self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str) -> None:
-        assert config.experts is not None
-        self.k, self.config = k, config.experts
-        self.router = Projection(k, tensors, f"{prefix}gate")
-        self.experts = [Mlp(k, tensors, f"{prefix}experts.{i}.") for i in range(config.experts.count)]
-        self.shared = Mlp(k, tensors, f"{prefix}shared_expert.")
-        self.shared_gate = Projection(k, tensors, f"{prefix}shared_expert_gate")
-
-    def __call__(self, x: Tensor, tile: Tile) -> Tensor:
-        """[R, W] to [R, W]: every expert that some row chose runs on the whole tile, with share 0 for the others."""
-        weights, chosen = self.k.route(self.router(x, tile), self.config.chosen, self.config.normalise)
-        shares = x.new_zeros((x.shape[0], self.config.count)).scatter_(1, chosen, weights)
-        total = torch.zeros_like(x)
-        for index in range(self.config.count) if tile.fixed else chosen_by(chosen[: len(tile.rows)]):
-            total = total + self.experts[index](x, tile) * shares[:, index : index + 1]
-        return total + self.k.sigmoid(self.shared_gate(x, tile)) * self.shared(x, tile)
-
-
-def chosen_by(chosen: Tensor) -> list[int]:
-    """The distinct experts of some rows; the host waits for them."""
-    return sorted(set(chosen.flatten().tolist()))
-
-
 class Layer:
     """One decoder layer: mixer and MLP, each behind a norm and a residual."""
 
     def __init__(
-        self, k: ModuleType, config: ModelConfig, tensors: dict[str, Tensor], prefix: str, kind: str, sparse: bool
+        self,
+        k: ModuleType,
+        config: ModelConfig,
+        tensors: dict[str, Tensor],
+        prefix: str,
+        kind: str,
+        sparse: bool,
+        gathers: bool = False,
     ) -> None:
         self.k, self.eps, self.kind = k, config.eps, kind
         self.before = _norm_weight(config, tensors, f"{prefix}input_layernorm.weight")
@@ -249,7 +158,8 @@ class Layer:
         self.mixer = (
             DeltaNet(k, config, tensors, prefix) if kind == LINEAR else Attention(k, config, tensors, prefix, window)
         )
-        self.mlp = Experts(k, config, tensors, f"{prefix}mlp.") if sparse else Mlp(k, tensors, f"{prefix}mlp.")
+        prefix = f"{prefix}mlp."
+        self.mlp = Experts(k, config, tensors, prefix, gathers) if sparse else Mlp(k, tensors, prefix)
 
     def __call__(self, x: Tensor, tile: Tile, *state: object) -> Tensor:
         """[R, W] to [R, W]."""
@@ -268,7 +178,7 @@ class Decoder:
         self.device, self.dtype = self.embeddings.device, self.embeddings.dtype
         self.rope = RopeTable(config.rope, self.device)
         self.layers = [
-            Layer(kernels, config, tensors, f"model.layers.{i}.", kind, i in config.sparse_layers)
+            Layer(kernels, config, tensors, f"model.layers.{i}.", kind, i in config.sparse_layers, not width)
             for i, kind in enumerate(config.layer_types)
         ]
         self.taps = config.linear.taps if config.linear else 2

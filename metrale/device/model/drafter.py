@@ -13,7 +13,8 @@ from types import ModuleType
 import torch
 
 from ..checkpoint.config import FULL, ModelConfig
-from .decoder import Decoder, Layer, Projection, _norm_weight
+from .decoder import Decoder, Layer, _norm_weight
+from .dense import Projection
 from .rows import InputRow, Tile, tiles
 
 Tensor = torch.Tensor

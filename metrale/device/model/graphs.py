@@ -17,6 +17,7 @@ from ..checkpoint.config import LINEAR, SLIDING, ModelConfig
 from ..kernels.shapes import Paging, Runs
 from ..kernels.transfer import send
 from .decoder import Decoder, Memory, remember
+from .experts import can_be_recorded
 from .rows import InputRow, Tile, first_seen, windows_of, written
 
 Tensor = torch.Tensor
@@ -25,8 +26,6 @@ SEEN = 2
 """A step is recorded when its shape comes for this time: until then everything it needs is compiled and warm."""
 KEPT = 32
 """Recordings kept; the least recently used one goes."""
-EXPERTS = 32
-"""Most experts of a recorded model: a recording runs all of them, since the host cannot look which were chosen."""
 
 
 class Recorder(Protocol):
@@ -116,8 +115,7 @@ class DecodeGraphs:
 
     def takes(self, rows: list[InputRow]) -> bool:
         """Whether the rows are plain decode rows, one for a sequence, results in their order, without adapters."""
-        experts = self.decoder.config.experts
-        if experts is not None and experts.count > EXPERTS:
+        if not can_be_recorded(self.decoder.config, len(rows)):
             return False
         plain = all(
             row.logits == row.hidden == i and row.write and row.inter is None and row.adapter is None

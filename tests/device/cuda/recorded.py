@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -20,7 +21,7 @@ from device.cuda.recorder import CpuRecorder
 from device.support import HYBRID, LLAMA, config_of, device_for, prompt_of, random_tensors, start
 from metrale.device.cuda import backend
 from metrale.device.engine import EngineDevice, EngineOptions
-from metrale.device.model import graphs
+from metrale.device.model import experts, graphs
 
 torch.set_num_threads(1)
 SLIDING = LLAMA | {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -103,6 +104,12 @@ def refused() -> dict[str, object]:
     return {"same": same, "reason": broken.decoder.graphs.reason, "kept": len(broken.decoder.graphs)}
 
 
+def without_gathering(case, *arguments) -> dict[str, object]:
+    """The same where experts run one by one."""
+    with mock.patch.object(experts, "GATHERED", 1):
+        return case(*arguments)
+
+
 def looked() -> dict[str, object]:
     """A control of the recorder: a host that asks which experts were chosen is caught."""
     device = engine(HYBRID)
@@ -133,7 +140,8 @@ if __name__ == "__main__":
         "hybrid": compared(HYBRID, decoded, 2),
         "fed": compared(LLAMA, fed, 3),
         "refused": refused(),
-        "looked": looked(),
+        "all experts": without_gathering(compared, HYBRID, decoded, 2),
+        "looked": without_gathering(looked),
         "bounded": bounded(),
     }
     print(json.dumps(found))

@@ -18,6 +18,7 @@ def test_recorded_steps():
         "hybrid": {"same": True, "recorded": 1, "replayed": 1},
         "fed": {"same": True, "recorded": 1, "replayed": 2},
         "refused": {"same": True, "reason": "operation not permitted when stream is capturing", "kept": 0},
+        "all experts": {"same": True, "recorded": 1, "replayed": 1},
         "looked": {"reason": "a tensor is read while a step is recorded"},
         "bounded": {"recorded": 2, "kept": 1},
     }

@@ -47,26 +47,30 @@ def _last(value, index, other_value, other_index):
 
 
 @cache
-def _block_pick(lanes: int, threads: int, first: bool):
-    """A block's pick: butterflies in the warps, then over the warps in shared memory. Thread 0 has it."""
+def _block_pick(threads: int, first: bool, again: bool = False):
+    """A block's pick: butterflies in the warps, then over the warps in shared memory. Thread 0 has it.
+
+    With ``again`` the pool is one that an earlier pick of the block has used."""
     better = _first if first else _last
     warps = -(-threads // WARP)
 
     @device
     def block_pick(value, index, thread, floats, numbers, pool_values, pool_numbers):
-        step = lanes // 2
+        step = WARP // 2
         while step > 0:
             other_value, other_index = pair_from_lane(value, index, step, thread, floats, numbers)
             value, index = better(value, index, other_value, other_index)
             step //= 2
-        if thread % WARP == 0:
-            pool_values[thread // WARP] = value
-            pool_numbers[thread // WARP] = index
-        cuda.syncthreads()
-        if thread == 0:
-            for i in range(1, warps):
-                value, index = better(value, index, pool_values[i], pool_numbers[i])
-        cuda.syncthreads()
+        if warps > 1:
+            if again:
+                cuda.syncthreads()
+            if thread % WARP == 0:
+                pool_values[thread // WARP] = value
+                pool_numbers[thread // WARP] = index
+            cuda.syncthreads()
+            if thread == 0:
+                for i in range(1, warps):
+                    value, index = better(value, index, pool_values[i], pool_numbers[i])
         return value, index
 
     return block_pick
@@ -81,7 +85,7 @@ def pick_kernel(storage: Storage, vector: int, masked: bool):
     """
     load, _ = movers(storage, vector)
     threads = THREADS
-    first_pick, last_pick = _block_pick(WARP, threads, True), _block_pick(WARP, threads, False)
+    first_pick, last_pick = _block_pick(threads, True), _block_pick(threads, False, again=True)
     scratch_count, warps = scratch_size(threads), -(-threads // WARP)
 
     @cuda.jit
@@ -132,15 +136,13 @@ def choose_kernel(masked: bool):
 
     values and ids as the pick kernel leaves them, masks [R, 2], out and cells [R] int64. Moves 24 R parts bytes.
     """
-    first_pick, last_pick = _block_pick(WARP, WARP, True), _block_pick(WARP, WARP, False)
+    first_pick, last_pick = _block_pick(WARP, True), _block_pick(WARP, False)
     scratch_count = scratch_size(WARP)
 
     @cuda.jit
     def choose(values, ids, parts, masks, out, cells):
         floats = cuda.shared.array(scratch_count, float32)
         numbers = cuda.shared.array(scratch_count, int64)
-        pool_values = cuda.shared.array(1, float32)
-        pool_numbers = cuda.shared.array(1, int64)
         thread = cuda.threadIdx.x
         row = int64(cuda.blockIdx.x)
         best, index = NEVER, int64(0)
@@ -151,9 +153,9 @@ def choose_kernel(masked: bool):
                 best, index = values[at], ids[at]
             if masked and values[at + 1] >= left:
                 left, left_index = values[at + 1], ids[at + 1]
-        best, index = first_pick(best, index, thread, floats, numbers, pool_values, pool_numbers)
+        best, index = first_pick(best, index, thread, floats, numbers, floats, numbers)
         if masked:
-            left, left_index = last_pick(left, left_index, thread, floats, numbers, pool_values, pool_numbers)
+            left, left_index = last_pick(left, left_index, thread, floats, numbers, floats, numbers)
         if thread == 0:
             if masked:
                 if index == masks[2 * row] or index == masks[2 * row + 1]:

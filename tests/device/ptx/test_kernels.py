@@ -1,5 +1,6 @@
 """Every kernel as a GPU would get it: its PTX for compute capability 9.0, real block sizes, warp shuffles, 128-bit
-loads, bf16 conversions. It agrees with its reference as on a GPU, and the machine finds nothing amiss."""
+loads, bf16 conversions. It agrees with its reference as on a GPU, the machine finds nothing amiss, and it
+notices when any barrier is left out."""
 
 from __future__ import annotations
 
@@ -18,8 +19,16 @@ SMALL = (
 ATTENTION = "attention_combine attention_decode attention_prefill"
 
 
-@pytest.mark.parametrize(("batch", "pairs", "kernels"), [("small", 160, SMALL), ("attention", 9, ATTENTION)])
-def test_kernels_agree_with_their_references(batch, pairs, kernels):
+@pytest.mark.parametrize(
+    ("batch", "pairs", "kernels", "barriers"), [("small", 154, SMALL, 11), ("attention", 9, ATTENTION, 18)]
+)
+def test_kernels_agree_with_their_references_and_need_each_of_their_barriers(batch, pairs, kernels, barriers):
     run = subprocess.run([sys.executable, SCRIPT, batch], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert json.loads(run.stdout) == {"pairs": pairs, "faults": [], "kernels": kernels.split()}
+    assert json.loads(run.stdout) == {
+        "pairs": pairs,
+        "faults": [],
+        "kernels": kernels.split(),
+        "barriers": barriers,
+        "unseen": 0,
+    }

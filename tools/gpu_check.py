@@ -71,10 +71,14 @@ class Check:
     def run(self) -> None:
         """Everything, the most valuable first."""
         self._finish([self._start("probe", SECTIONS[:3])], LIMITS["probe"])
-        facts = self.report.sections["machine"]["results"]
+        facts, smoke = (self.report.sections[name]["results"] for name in ("machine", "smoke"))
         if "reason" in facts:
             self.report.not_run(facts["reason"])
             return
+        if smoke.get("packed", {"fault": "no answer"})["fault"] and self.left > 0:
+            # Launches that we pack ourselves do not work here; Numba's own may.
+            self.jobs.environment["METRALE_LAUNCH"] = "numba"
+            self._finish([self._start("probe", SECTIONS[:3])], LIMITS["probe"])
         if "gpu" not in facts:
             for section in (*CHECKED, *MEASURED):
                 self.report.leave_out(section, "the machine section did not get so far")
@@ -145,7 +149,14 @@ def turn() -> Callable[[], None]:
     return lambda: told.wait() and None
 
 
-def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records: Path) -> None:
+def start_again(done: int) -> None:
+    """Become a new process of the same number, which goes on behind ``done`` units of work."""
+    kept = sys.argv[: sys.argv.index("--done")] if "--done" in sys.argv else sys.argv
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *kept, "--done", str(done)])
+
+
+def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records: Path, done: int | None) -> None:
     """Do one task and write its results down, line by line."""
     import gpu_sections
 
@@ -156,7 +167,9 @@ def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records
             file.flush()
 
         try:
-            task = gpu_sections.Task(part, rehearse, graphs, turn())
+            waits = turn()
+            told = waits if done is None else lambda: None
+            task = gpu_sections.Task(part, rehearse, graphs, told, done or 0, start_again)
             for section, label, value, failures in gpu_sections.TASKS[name](task):
                 write({"section": section, "name": label, "value": value, "failures": failures})
         except gpu_sections.LeftOut as why:
@@ -171,7 +184,8 @@ def environment(rehearse: bool, extra: str = "") -> dict[str, str]:
     """What the processes see: this checkout first, then wheels, one thread each unless they say otherwise."""
     paths = [str(ROOT), str(TOOLS), extra, os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    found.pop("NUMBA_ENABLE_CUDASIM", None)
+    for name in ("NUMBA_ENABLE_CUDASIM", "METRALE_LAUNCH"):
+        found.pop(name, None)
     return found | ({"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""} if rehearse else {})
 
 
@@ -195,6 +209,7 @@ def arguments() -> argparse.Namespace:
     for name in ("--task", "--part", "--records"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--graphs", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--done", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -203,7 +218,8 @@ def main() -> int:
     if options.task:
         first, count = map(int, options.part.split("/"))
         try:
-            work(options.task, (first, count), options.rehearse, options.graphs, Path(options.records))
+            records = Path(options.records)
+            work(options.task, (first, count), options.rehearse, options.graphs, records, options.done)
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()

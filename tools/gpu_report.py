@@ -62,9 +62,11 @@ class Report:
         self.write()
 
     def leave_out(self, section: str, why: str) -> None:
-        """A section that is not run."""
-        self._worst[section] = "not run"
-        self.sections[section] |= {"state": "not run", "notes": [why]}
+        """A section, or what is left of it, is not run."""
+        entry = self.sections[section]
+        entry.setdefault("notes", []).append(why)
+        if entry["state"] in ("waiting", "running"):
+            self._worst[section] = entry["state"] = "not run"
         self.write()
 
     def not_run(self, reason: str) -> None:

@@ -37,13 +37,15 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One process's share: part i of n, whether it rehearses on the CPU, whether graphs work, and ``turn``, which waits
-    until the process may go on."""
+    """One process's share: part i of n, whether it rehearses on the CPU, whether graphs work, and how many units of
+    work are done already. ``turn`` waits until the process may go on, ``again`` starts it anew after so many units."""
 
     part: tuple[int, int]
     rehearse: bool
     graphs: bool
     turn: Callable[[], None]
+    done: int = 0
+    again: Callable[[int], None] = lambda done: None
 
     def device(self) -> Any:
         """Where tensors live."""
@@ -77,10 +79,8 @@ def probe(task: Task) -> Iterator[Result]:
         yield "machine", "reason", reason, []
         return
     yield from (("machine", name, value, []) for name, value in machine(task.rehearse).items())
-    started = time.perf_counter()
-    fault = smoke(task)
-    yield "smoke", "first launch, s", round(time.perf_counter() - started, 2), [fault] if fault else []
-    yield "smoke", "second launch, s", round(_timed(lambda: smoke(task)), 4), []
+    found = smoke(task)
+    yield "smoke", launches(), found, [found["fault"]] if found["fault"] else []
     for mode in ("thread_local", "relaxed"):
         found = graph_capture(task, mode)
         yield "graph capture", mode, found, []
@@ -88,10 +88,11 @@ def probe(task: Task) -> Iterator[Result]:
             break
 
 
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+def launches() -> str:
+    """Who converts the arguments of a launch: we ("packed") or Numba ("numba")."""
+    from metrale.device.cuda import launch
+
+    return "packed" if launch.PACKED else "numba"
 
 
 def machine(rehearse: bool) -> dict[str, Any]:
@@ -129,16 +130,37 @@ def _asked(fact: Callable[[], Any]) -> Any:
         return f"unknown ({type(error).__name__})"
 
 
-def smoke(task: Task) -> str:
-    """What is wrong with the smallest kernel; nothing if nothing is."""
+def smoke(task: Task) -> dict[str, Any]:
+    """Three small kernels, which take every kind of argument: are they right, and how long does a launch take?"""
     import torch
 
     from metrale.device.cuda import backend
+    from metrale.device.kernels import reference
 
-    cells = torch.arange(4, device=task.device()) * 10
-    fed = torch.tensor([True, False, True], device=task.device())
-    got = backend.feed_ids(torch.tensor([3, 7, 1], device=task.device()), fed, cells).tolist()
-    return "" if got == [30, 7, 10] else f"feed_ids answers {got} for [30, 7, 10]"
+    on = task.device()
+    started = time.perf_counter()
+    cells, fed = torch.arange(4, device=on) * 10, torch.tensor([True, False, True], device=on)
+    ids = backend.feed_ids(torch.tensor([3, 7, 1], device=on), fed, cells).tolist()
+    x = torch.linspace(-2, 2, 3 * 64, device=on).view(3, 64)
+    normed = backend.rms_norm(x, x[1], 1e-3)
+    half = x.to(torch.bfloat16)
+    mixed = backend.swiglu(half, half)
+    wrong = {
+        "feed_ids": ids != [30, 7, 10],
+        "rms_norm": not torch.allclose(normed, reference.rms_norm(x, x[1], 1e-3), rtol=1e-5, atol=1e-6),
+        "swiglu": not torch.allclose(mixed.float(), reference.swiglu(half.float(), half.float()), rtol=1e-2),
+    }
+    first = time.perf_counter() - started
+    count = 3 if task.rehearse else 2000
+    started = time.perf_counter()
+    for _ in range(count):
+        backend.swiglu(half, half)
+    each = (time.perf_counter() - started) / count
+    if not task.rehearse:
+        torch.cuda.synchronize()
+    fault = ", ".join(name for name, bad in wrong.items() if bad)
+    fault = f"wrong results of {fault}" if fault else ""
+    return {"fault": fault, "first results, s": round(first, 2), "µs a launch": round(each * 1e6, 1)}
 
 
 def graph_capture(task: Task, mode: str) -> dict[str, str]:
@@ -180,8 +202,9 @@ def kernel_checks(task: Task) -> Iterator[Result]:
 
     dtypes = (torch.float32, torch.bfloat16)
     units = [(name, run, dtype) for name, run in _checks(task.rehearse) for dtype in dtypes]
+    mine = units[task.part[0] :: task.part[1]]
     task.turn()
-    for name, run, dtype in units[task.part[0] :: task.part[1]]:
+    for number, (name, run, dtype) in enumerate(mine[task.done :], task.done + 1):
         label = f"{name}, {str(dtype).removeprefix('torch.')}"
         try:
             faults, pairs = checks.faults(run(checks.Inputs(task.device(), dtype, tiny=task.rehearse)))
@@ -189,6 +212,20 @@ def kernel_checks(task: Task) -> Iterator[Result]:
             faults, pairs = [f"{type(error).__name__}: {error}".splitlines()[0]], 0
         value = {"pairs": pairs, "faults": faults}
         yield "kernel checks", label, value, [f"{label}: {fault}" for fault in faults]
+        if not pairs and lost():
+            task.again(number)
+            return
+
+
+def lost() -> bool:
+    """Whether a kernel has broken this process's GPU context, so that everything after it would fail as well."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return torch.cuda.is_available()
+    return False
 
 
 def _checks(rehearse: bool) -> Iterator[tuple[str, Callable[[Any], Iterator[Any]]]]:

@@ -119,7 +119,7 @@ def test_the_command_without_a_model(tmp_path):
 
 
 def test_every_backend_has_its_modes():
-    assert set(BACKENDS) <= set(DEVICES)
+    assert set(BACKENDS) == set(DEVICES)
     assert DEVICES["torch"].modes == MODES
     assert {name: (entry.modes, entry.short) for name, entry in DEVICES.items() if name != "torch"} == {
         "cuda-sim": (("forced",), True),

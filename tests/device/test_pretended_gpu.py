@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,3 +189,25 @@ def test_the_proof_of_a_capture(gpu, monkeypatch, replay, captured, reason):
     monkeypatch.setattr(gpu_clock, "captured", Graph)
     task = gpu_sections.Task((0, 1), False, True, lambda: None)
     assert gpu_sections.graph_capture(task, "thread_local") == {"captured": captured, "reason": reason}
+
+
+def test_the_smoke_test_names_what_is_wrong(gpu, monkeypatch):
+    import gpu_sections
+
+    monkeypatch.setattr("metrale.device.cuda.backend.feed_ids", lambda ids, fed, cells: ids.clone())
+    monkeypatch.setattr("metrale.device.cuda.backend.rms_norm", reference.rms_norm)
+    monkeypatch.setattr("metrale.device.cuda.backend.swiglu", reference.swiglu)
+    found = gpu_sections.smoke(gpu_sections.Task((0, 1), False, True, lambda: None))
+    assert found["fault"] == "wrong results of feed_ids"
+
+
+def test_facts_of_the_machine_never_stop_the_check(gpu, monkeypatch):
+    import gpu_sections
+
+    properties = SimpleNamespace(name="a card", major=9, minor=0, total_memory=24e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    facts = gpu_sections.machine(rehearse=False)
+    assert (facts["gpu"], facts["capability"], facts["memory, GB"]) == ("a card", "9.0", 24.0)
+    assert facts["L2 cache, MB"] == "unknown (AttributeError)"
+    assert facts["driver's CUDA"].startswith("unknown (")
+    assert facts["processes"] == "many"

@@ -38,6 +38,9 @@ BLOCK_SIZE = 16
 @click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=42, show_default=True, help="Of the sampling.")
 @click.option("--device", type=click.Choice(["torch", "cuda"]), default="torch", show_default=True, help="CPU or GPU.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), help="Of weights and caches on a GPU (default: bfloat16)."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt and line, no stream.")
 def generate(
     prompts: tuple[str, ...],
@@ -50,6 +53,7 @@ def generate(
     top_p: float,
     seed: int,
     device: str,
+    dtype: str | None,
     as_json: bool,
 ) -> int:
     """Continue each TEXT and write the continuations, as they come, in the order of the prompts.
@@ -62,7 +66,7 @@ def generate(
     except ImportError as error:
         raise BadInput(f"generate: {error}; `pip install 'metrale[engine]'` installs what it needs") from error
     try:
-        engine, tokenizer, ids = _open(prompts, model, lora, max_tokens, batch, device)
+        engine, tokenizer, ids = _open(prompts, model, lora, max_tokens, batch, device, dtype)
         config = SchedulerConfig(
             max_batch_size=batch,
             max_seq_len=engine.config.max_positions,
@@ -110,13 +114,20 @@ class LiveSink(TextSink):
 
 
 def _open(
-    prompts: tuple[str, ...], model: Path | None, lora: Path | None, max_tokens: int, batch: int, device: str
+    prompts: tuple[str, ...],
+    model: Path | None,
+    lora: Path | None,
+    max_tokens: int,
+    batch: int,
+    device: str,
+    dtype: str | None,
 ) -> tuple[EngineDevice, Tokenizer, list[list[int]]]:
     """The engine, sized for these prompts, and their ids. Raises ModelError and BadInput."""
     from metrale.device.checkpoint import load_config, load_tokenizer
     from metrale.device.engine import EngineOptions
     from metrale.device.loading import backend, limit_threads, open_model, shipped_model
 
+    on = backend(device, dtype or ("bfloat16" if device == "cuda" else "float32"))
     folder = model or shipped_model()
     config = load_config(folder)
     limit_threads(config.hidden_size)
@@ -141,7 +152,7 @@ def _open(
         max_sequences=min(batch, len(ids)) + 1,
         max_seq_len=longest + 8,
     )
-    return open_model(folder, options, lora, backend(device)), tokenizer, ids
+    return open_model(folder, options, lora, on), tokenizer, ids
 
 
 class OrderedOutput:

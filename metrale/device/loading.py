@@ -45,11 +45,15 @@ class Backend:
         return adapter.to(self.device, self.dtype)
 
 
-def backend(name: str) -> Backend:
+def backend(name: str, dtype: str = "float32") -> Backend:
     """``torch``: the reference on the CPU. ``cuda``: the Numba kernels on a GPU. ``cuda-sim``: the same kernels in
     Numba's simulator, which numba has to be told before it is first imported. ``cuda-ptx``: the same kernels as a GPU
-    gets them, in our interpreter, on the CPU; it stays on in this process. Raises ModelError."""
+    gets them, in our interpreter, on the CPU; it stays on in this process. ``dtype`` is that of weights and caches,
+    float32 or bfloat16; on a GPU that has no bfloat16 (before compute capability 8.0) it is float32. Raises
+    ModelError."""
     if name == "torch":
+        if dtype != "float32":
+            raise ModelError(f"backend torch: weights and caches are float32, not {dtype}")
         return Backend(reference, reference.TILE, torch.device("cpu"))
     if name not in BACKENDS:
         raise ModelError(f"backend {name!r} is unknown; one of {', '.join(BACKENDS)}")
@@ -64,7 +68,9 @@ def backend(name: str) -> Backend:
     kernels = importlib.import_module("metrale.device.cuda.backend")
     if name == "cuda-ptx":
         importlib.import_module("metrale.device.ptx.runner").enable()
-    return Backend(kernels, 0, torch.device("cuda" if name == "cuda" else "cpu"))
+    wide = dtype == "float32" or (name == "cuda" and torch.cuda.get_device_capability() < (8, 0))
+    place = torch.device("cuda" if name == "cuda" else "cpu")
+    return Backend(kernels, 0, place, torch.float32 if wide else torch.bfloat16)
 
 
 def shipped_model() -> Path:

@@ -13,10 +13,13 @@ import torch
 from metrale.cli.conform import conform
 from metrale.cli.errors import BadInput
 from metrale.conform.forced_device import run_device
+from metrale.device.engine import EngineOptions
 from metrale.device.errors import ModelError
-from metrale.device.loading import backend
+from metrale.device.loading import backend, build_device
 from metrale.sim.runner import run_scenario
 from metrale.sim.scenario import load_scenario
+
+from .support import HYBRID, LLAMA, config_of, random_tensors
 
 ROOT = Path(__file__).parents[2]
 SIMULATE = (
@@ -29,6 +32,42 @@ SIMULATE = (
 def test_the_reference_is_the_default():
     chosen = backend("torch")
     assert (chosen.width, chosen.device) == (8, torch.device("cpu"))
+
+
+def test_the_reference_computes_in_fp32():
+    with pytest.raises(ModelError, match="backend torch: weights and caches are float32, not bfloat16"):
+        backend("torch", "bfloat16")
+
+
+def test_weights_and_caches_in_bf16(monkeypatch):
+    from metrale.device.ptx import runner
+
+    monkeypatch.setattr(runner, "active", None)
+    on = backend("cuda-ptx", "bfloat16")
+    config = config_of(HYBRID)
+    device = build_device(config, random_tensors(config), EngineOptions(total_blocks=4, max_sequences=1), on=on)
+    memory = device.memory
+    kinds = {tensor.dtype for tensor in (*memory.keys, *memory.values, memory.conv, device.hidden, device.head.keys)}
+    assert kinds == {torch.bfloat16}
+    assert (memory.h.dtype, device.logits.dtype) == (torch.float32, torch.float32)
+    mixer = device.decoder.layers[0].mixer
+    assert (mixer.decay.dtype, mixer.dt_bias.dtype, mixer.out.weight.dtype) == (
+        torch.float32,
+        torch.float32,
+        torch.bfloat16,
+    )
+
+
+def test_a_model_that_no_kernel_takes(monkeypatch):
+    from metrale.device.ptx import runner
+
+    monkeypatch.setattr(runner, "active", None)
+    config = config_of(LLAMA | {"head_dim": 12})
+    with pytest.raises(ModelError, match=r"head size 12 is not supported: .*; the `torch` backend takes any size"):
+        build_device(config, random_tensors(config), EngineOptions(), on=backend("cuda-ptx"))
+    config = config_of(HYBRID | {"linear_value_head_dim": 6})
+    with pytest.raises(ModelError, match="value head size 6 is not supported"):
+        build_device(config, random_tensors(config), EngineOptions(), on=backend("cuda-ptx"))
 
 
 def test_an_unknown_backend():

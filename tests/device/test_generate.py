@@ -45,6 +45,12 @@ def test_the_shipped_model_is_small():
     assert load_config(shipped_model()).family == "qwen3_next"
 
 
+def test_the_cpu_computes_in_fp32():
+    with pytest.raises(BadInput, match="backend torch: weights and caches are float32, not bfloat16"):
+        run("--dtype", "bfloat16", "x")
+    assert run("--dtype", "float32", "--max-tokens", "1", "x") == 0
+
+
 def test_objects(capsys):
     (answer,) = objects(capsys, "--max-tokens", "5", "A scheduler decides")
     tokenizer = load_tokenizer(shipped_model(), 512)

@@ -29,6 +29,8 @@ def explore_command(names: tuple[str, ...], save: Path | None, as_json: bool) ->
     deadline) may strike. States that the core cannot tell apart are visited once. A world is closed when no choice is
     left that was not taken. Exit status 1 if a trace breaks a rule or a world is not closed.
     """
+    if save is not None:
+        make_folder(save)
     started = time.monotonic()
     chosen = [world for world in WORLDS if not names or world.name in names]
     found: list[Explored] = []
@@ -37,7 +39,6 @@ def explore_command(names: tuple[str, ...], save: Path | None, as_json: bool) ->
             place = f"exploring {world.name}, world {number} of {len(chosen)}"
             found.append(explore(world, lambda one, p=place: status.update(f"{p}: {one.states} states")))
     if save is not None:
-        make_folder(save)
         outputs = Outputs()
         for one in found:
             for tables, _ in one.failures:

@@ -62,6 +62,8 @@ def fuzz(
     """
     first, last = seeds if seeds is not None else (0, None if seconds is not None else DEFAULT_SEEDS - 1)
     coverage, failing, tried = Coverage(), [], 0
+    if save is not None:
+        make_folder(save)
     started = time.monotonic()
     console = Console(stderr=True)
     with console.status("hunting") as status:
@@ -91,7 +93,6 @@ def _show(failing: list[SeedReport]) -> None:
 
 
 def _save(failing: list[SeedReport], folder: Path) -> None:
-    make_folder(folder)
     outputs = Outputs()
     for report in failing:
         tables = {**report.tables, "about": f"seed {report.seed}: {report.failures[0]}"[:200]}

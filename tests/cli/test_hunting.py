@@ -104,6 +104,15 @@ def test_a_saved_scenario_runs(metrale: Run, tmp_path: Path) -> None:
     assert metrale("run", "one.toml").returncode == 0
 
 
+@pytest.mark.parametrize("command", [("fuzz", "--seeds", "0..999999"), ("explore",)])
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(metrale: Run, tmp_path: Path, command: tuple) -> None:
+    """The first command alone would take an hour."""
+    (tmp_path / "file").touch()
+    done = metrale(*command, "--save", "file/found")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == ["Error: file/found: cannot be made: Not a directory"]
+
+
 def test_explore_one_world(metrale: Run) -> None:
     done = metrale("explore", "--world", "plain", "--json")
     assert done.returncode == 0

@@ -156,3 +156,33 @@ def test_numba_launches_on_demand(monkeypatch):
     monkeypatch.setattr(launch, "_external", lambda pointer: f"stream {pointer}")
     launch.launch(Kernel(), (3,), 32, 5, 0.5)
     assert told == [(((3,), 32, "stream 77"), (5, 0.5))]
+
+
+def test_numba_compiles_and_loads_the_kernel():
+    """Numba's own way from Python to a loaded function, with a context that keeps what it is to load."""
+    from metrale.device.cuda import rows
+
+    loaded = []
+
+    class Module:
+        initialized = True
+
+        def get_function(self, name):
+            loaded.append(name)
+            return SimpleNamespace(handle=123, module=self)
+
+    def load(image, *_):
+        loaded.append(image.code_type)
+        return Module()
+
+    here = SimpleNamespace(compute_capability=(9, 0), id=0)
+    context = SimpleNamespace(device=here, create_module_image=load)
+    whole = torch.zeros(3, dtype=torch.int64)
+    with (
+        mock.patch("numba.cuda.dispatcher.get_current_device", return_value=here),
+        mock.patch("numba.cuda.codegen.devices.get_context", return_value=context),
+    ):
+        feed = cuda.jit(rows.feed_kernel().py_func)
+        assert packed.function_of(feed, (whole, whole.bool(), whole, whole, 3)) == 123
+    assert loaded[0] == "cubin"
+    assert "feed" in loaded[1]

@@ -100,6 +100,8 @@ def markdown(content: Row) -> str:
     sections = content["sections"]
     lines += ["| section | state | from s | to s | notes |", "| --- | --- | ---: | ---: | --- |"]
     lines += [_section_line(name, entry) for name, entry in sections.items()]
+    left_out = {name: entry for name, entry in sections.items() if entry["state"] == "not run"}
+    lines += ["", *(f"* {name}: not run: {'; '.join(entry['notes'])}" for name, entry in left_out.items())]
     lines += ["", f"{len(content['failures'])} failures", "", *(f"* {text}" for text in content["failures"])]
     for name, entry in sections.items():
         if entry["results"]:

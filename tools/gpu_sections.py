@@ -267,9 +267,9 @@ def served(task: Task) -> Iterator[Result]:
 
 def forced(task: Task) -> Iterator[Result]:
     """The scenarios with their scripted tokens, the shortest first, dealt out in turn."""
-    missing = [name for name in READER if importlib.util.find_spec(name) is None]
+    missing = [name for name in READER if not _installed(name)]
     if missing:
-        raise LeftOut("conform forced", f"needs {', '.join(missing)}, which are not installed: see --wheels in --help")
+        raise LeftOut("conform forced", f"needs {', '.join(missing)}: not installed, see --wheels in --help")
     from metrale.conform.forced import forced_check, suite
     from metrale.device.loading import limit_threads
 
@@ -281,6 +281,13 @@ def forced(task: Task) -> Iterator[Result]:
         "conform forced",
         (_named(forced_check(path, on=on), path.stem) for path in chosen[task.part[0] :: task.part[1]]),
     )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _named(check: Any, name: str) -> Any:

@@ -91,7 +91,8 @@ def test_what_a_process_leaves_out_is_no_failure(parts):
     jobs.finish([start("write(section='one', left_out='needs pydantic')\nwrite(end=True)")], 60)
     entry = written(report)["sections"]["one"]
     assert (entry["state"], entry["notes"], report.failures) == ("not run", ["needs pydantic"], [])
-    assert "| one | not run | 0.0 |" in (report.folder / "gpu_check.md").read_text()
+    lines = (report.folder / "gpu_check.md").read_text().split("\n")
+    assert "* one: not run: needs pydantic" in lines
 
 
 def test_past_the_deadline_nothing_goes_on(parts):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from metrale.device import engine
-from metrale.device.conformance.ordering import CASES
+from metrale.device.conformance.driver import follow, prefilled
+from metrale.device.conformance.ordering import CASES, on_prefill
 from metrale.device.engine import Streams
+from metrale.device.engine.core import ARENA_ROWS
 from metrale.device.engine.streams import EDGES
 
 from .support import HYBRID, LLAMA, device_for
@@ -69,3 +71,18 @@ def test_without_its_edge_the_late_order_is_wrong(case):
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="immediate, late or random"):
         Streams("eager")
+
+
+def test_an_arena_that_grows_under_queued_work():
+    """A chunk still waits on P when a verify outgrows the arena: its rows, and what the chunk's sequence says later."""
+
+    def outgrown(mode: str) -> list[int]:
+        device = device_for(HYBRID, seed=5, streams=Streams(mode))
+        late = on_prefill(device, [4, 9, 2])
+        seq = prefilled(device, [7, 1], 2)
+        picks = device.decode_verify([(3 * i + 1) % 61 for i in range(ARENA_ROWS + 11)], seq)
+        return [*picks, *follow(device, late, 5, 4), *follow(device, seq, picks[-1], 4)]
+
+    wanted = outgrown("immediate")
+    assert len(wanted) == ARENA_ROWS + 11 + 8
+    assert outgrown("late") == wanted

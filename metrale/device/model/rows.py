@@ -11,6 +11,9 @@ from ..checkpoint.lora import LoraAdapter
 from ..kernels.shapes import Paging, Runs
 from ..kernels.transfer import send, send_together
 
+MOST_ROWS = 8192
+"""Rows of the largest tile: bounds the memory of a long prompt, and a grid of one block a row (65,535 on a GPU)."""
+
 
 @dataclass(slots=True)
 class Intermediate:
@@ -81,10 +84,11 @@ def first_seen(row: InputRow, window: int) -> int:
 
 
 def tiles(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Iterator[Tile]:
-    """Cut ``rows`` into tiles of ``width`` rows (0: one tile of all). ``dummy`` is the flat K/V position of padding."""
-    width = width or len(rows)
-    for at in range(0, len(rows), width):
-        yield _tile(rows[at : at + width], width, block_size, dummy, taps, on)
+    """Cut ``rows`` into tiles of ``width`` rows, the last one padded; 0: of as many as there are, up to MOST_ROWS.
+    ``dummy`` is the flat K/V position of padding."""
+    for at in range(0, len(rows), width or MOST_ROWS):
+        part = rows[at : at + (width or MOST_ROWS)]
+        yield _tile(part, width or len(part), block_size, dummy, taps, on)
 
 
 def _tile(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Tile:

@@ -96,7 +96,7 @@ class Accesses:
             parts = [lanes.spread(cast(part) if cast else part) for cast, part in found]
             values = parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
         if self.profile is not None:
-            self.profile.access(one, lanes.spread(address), lanes.warp, lanes.lane, self.shared)
+            self.profile.access(one, lanes.spread(address), lanes, self.shared)
         if one.space == "global":
             result = self._global(lanes, one, address, values)
         elif one.space == "shared":

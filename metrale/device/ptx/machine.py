@@ -26,11 +26,15 @@ from .threads import Geometry, Lanes, Threads
 Array = np.ndarray[Any, Any]
 PORTION = 1 << 14
 """Threads of a portion, more or less."""
+MOST_SHARED = 48 * 1024
+"""Bytes of shared memory that a block may declare."""
 
 
 class Launch:
     """One kernel with its arguments: ``arguments`` by the parameter that is their address, ``parameters`` the others by
-    name. ``races`` turns the search for races on, ``profile`` takes counts."""
+    name. ``races`` turns the search for races on, ``profile`` takes counts.
+
+    Raises KernelFault for what a GPU does not start."""
 
     def __init__(
         self,
@@ -42,6 +46,9 @@ class Launch:
         races: bool = True,
         profile: Profile | None = None,
     ) -> None:
+        refusal = geometry.refusal() or _too_much_shared(program)
+        if refusal is not None:
+            raise KernelFault(f"{name}: {refusal}")
         self.name, self.program, self.geometry, self.profile = name, program, geometry, profile
         self.memory = GlobalMemory(list(arguments.values()))
         names = [name for name, _ in program.kernel.parameters]
@@ -128,7 +135,7 @@ class _Portion:
             raise self._fault(lanes, step.instruction if type(step) is Move else step[3], error) from None
         lanes.defined |= block.defines
         if self.launch.profile is not None:
-            self.launch.profile.block(block, lanes.count, len(np.unique(lanes.warp)))
+            self.launch.profile.block(block, lanes.count, lanes.warps)
 
     def _meet(self, lanes: Lanes, block: Block) -> Lanes | None:
         """The lanes that go on from a meeting, or None when all of them wait."""
@@ -158,6 +165,11 @@ class _Portion:
         block, thread = geometry.block_at(identity // geometry.threads), geometry.thread_name(identity)
         where = f"PTX line {one.line} `{one.text}`" if one else "its end"
         return KernelFault(f"{self.launch.name}: block {block}, thread {thread}, {where}: {error}")
+
+
+def _too_much_shared(program: Program) -> str | None:
+    size = sum(one.size for one in program.kernel.shared.values())
+    return f"shared arrays of {size} bytes; a block may declare {MOST_SHARED}" if size > MOST_SHARED else None
 
 
 def _joined(groups: list[Array]) -> Array:

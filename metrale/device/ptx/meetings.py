@@ -71,9 +71,9 @@ def _shuffle(lanes: Lanes, one: Shuffle) -> None:
         inside = source <= most
     source = np.where(inside, source, lane)
     place = lanes.index - lane + source
-    if lanes.whole:
-        found = np.minimum(place, lanes.count - 1)
-    else:
+    # Right where warps are here with all of their threads; else looked up.
+    found = np.clip(np.arange(lanes.count) - lane + source, 0, lanes.count - 1)
+    if (lanes.index[found] != place).any():
         found = np.minimum(np.searchsorted(lanes.index, place), lanes.count - 1)
     missing = (lanes.index[found] != place) | (lanes.warp[found] != lanes.warp) | ((mask >> source) & 1 == 0)
     if missing.any():

@@ -7,77 +7,101 @@ from typing import Any
 
 import numpy as np
 
-from .memory import OwnMemory
+from .memory import LOCAL_BITS, OwnMemory
 from .program import Block, Move
+from .threads import Lanes
 
 Array = np.ndarray[Any, Any]
 SECTOR = 32
 """Bytes that global memory moves at once."""
 BANKS = 32
-"""Words of 4 bytes that shared memory moves at once."""
+"""Words of 4 bytes that shared memory moves at once, from different banks."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """One instruction: warps that ran it; bytes that its lanes asked for, each once a warp; sectors that a warp
-    touched, and the fewest that hold those bytes; turns that shared memory took, and the fewest."""
+    """One instruction, or several.
+
+    ``useful`` bytes that lanes asked for, each byte once a warp; ``sectors`` that a warp touched, and the ``fewest``
+    that hold as many bytes. In shared memory ``turns`` that a warp's access took, and the ``fewest``."""
 
     text: str
     space: str
     requests: int = 0
     useful: int = 0
     sectors: int = 0
-    fewest: int = 0
     turns: int = 0
-    fewest_turns: int = 0
+    fewest: int = 0
 
 
 @dataclass(slots=True)
 class Profile:
-    """Instructions of threads and of warps; accesses by line of the PTX."""
+    """Launches, threads, instructions of threads and of warps; accesses by line and text of the PTX."""
 
+    launches: int = 0
     threads: int = 0
     instructions: int = 0
     warp_instructions: int = 0
-    traffic: dict[int, Traffic] = field(default_factory=dict)
+    traffic: dict[tuple[int, str], Traffic] = field(default_factory=dict)
+
+    def launch(self, threads: int) -> None:
+        """A kernel was started."""
+        self.launches += 1
+        self.threads += threads
 
     def block(self, block: Block, lanes: int, warps: int) -> None:
-        """Straight code that was run."""
+        """Straight code was run."""
         self.instructions += block.size * lanes
         self.warp_instructions += block.size * warps
 
-    def access(self, one: Move, address: Array, warp: Array, lane: Array, shared: OwnMemory) -> None:
+    def access(self, one: Move, address: Array, lanes: Lanes, shared: OwnMemory) -> None:
         """An access of every lane."""
         if one.space == "local":
             return
-        line = one.instruction.line
-        entry = self.traffic.setdefault(line, Traffic(one.instruction.text, one.space))
-        entry.requests += len(np.unique(warp))
+        key = one.instruction.line, one.instruction.text
+        entry = self.traffic.setdefault(key, Traffic(one.instruction.text, one.space))
+        entry.requests += lanes.warps
         if one.space == "global":
-            self._sectors(entry, one.access.size, address.astype(np.int64), warp)
+            _sectors(entry, one.access.size, address.astype(np.int64), lanes.warp)
         else:
-            self._turns(entry, one.access.size, address.astype(np.int64), warp, lane, shared)
+            _turns(entry, one.access.size, address.astype(np.int64), lanes.warp, lanes.lane, shared)
 
-    def _sectors(self, entry: Traffic, size: int, address: Array, warp: Array) -> None:
-        pieces = np.unique(np.stack([warp, address]), axis=1)
-        useful = np.bincount(pieces[0]) * size
-        touched = np.unique(np.stack([warp, address // SECTOR]), axis=1)
-        entry.useful += int(useful.sum())
-        entry.sectors += touched.shape[1]
-        entry.fewest += int((-(-useful // SECTOR)).sum())
+    def total(self, space: str) -> Traffic:
+        """All accesses to ``global`` or ``shared`` memory."""
+        found = Traffic("all", space)
+        for one in self.traffic.values():
+            if one.space == space:
+                for name in ("requests", "useful", "sectors", "turns", "fewest"):
+                    setattr(found, name, getattr(found, name) + getattr(one, name))
+        return found
 
-    def _turns(self, entry: Traffic, size: int, address: Array, warp: Array, lane: Array, shared: OwnMemory) -> None:
-        """A warp's access takes as many turns as its fullest bank has different words; 8 bytes a lane take half a warp
-        at a time, 16 bytes a quarter."""
-        number, offset = (address >> 20) - 1, address & (1 << 20) - 1
-        part = warp * 4 + lane * max(1, size // 4) // BANKS
-        word = (shared.starts[number] + offset) // 4
-        words = word[:, None] + np.arange(max(1, size // 4))
-        parts = np.broadcast_to(part[:, None], words.shape)
-        pieces = np.unique(np.stack([parts.ravel(), words.ravel()]), axis=1)
-        in_bank = np.unique(np.stack([pieces[0], pieces[1] % BANKS]), axis=1, return_counts=True)
-        turns = np.zeros(int(part.max()) + 1, np.int64)
-        np.maximum.at(turns, in_bank[0][0], in_bank[1])
-        entry.turns += int(turns.sum())
-        entry.fewest_turns += len(np.unique(part))
-        entry.useful += pieces.shape[1] * 4
+
+def _pairs(group: Array, value: Array) -> tuple[Array, Array]:
+    """Different pairs."""
+    wide = int(value.max()) + 1
+    found = np.sort(group * wide + value)
+    found = found[np.append(True, found[1:] != found[:-1])]
+    return found // wide, found % wide
+
+
+def _sectors(entry: Traffic, size: int, address: Array, warp: Array) -> None:
+    address = address - (int(address.min()) & ~(SECTOR - 1))
+    useful = np.bincount(_pairs(warp, address)[0]) * size
+    entry.useful += int(useful.sum())
+    entry.sectors += len(_pairs(warp, address // SECTOR)[0])
+    entry.fewest += int((-(-useful // SECTOR)).sum())
+
+
+def _turns(entry: Traffic, size: int, address: Array, warp: Array, lane: Array, shared: OwnMemory) -> None:
+    """A warp's access takes as many turns as its fullest bank has different words; accesses of 8 bytes are made by half
+    a warp at a time, of 16 bytes by a quarter."""
+    number, offset = (address >> LOCAL_BITS) - 1, address & (1 << LOCAL_BITS) - 1
+    wide = max(1, size // 4)
+    words = (shared.starts[number] + offset)[:, None] // 4 + np.arange(wide)
+    part = np.broadcast_to((warp * wide + lane * wide // BANKS)[:, None], words.shape)
+    part, word = _pairs(part.ravel(), words.ravel())
+    in_bank = np.bincount(part * BANKS + word % BANKS, minlength=(int(part.max()) + 1) * BANKS)
+    turns = in_bank.reshape(-1, BANKS).max(1)
+    entry.turns += int(turns.sum())
+    entry.fewest += int((turns > 0).sum())
+    entry.useful += len(word) * 4

@@ -62,6 +62,8 @@ class Machine:
         parameters, arrays = _passed(program, list(inspect.signature(function).parameters), arguments)
         x, y, z = (*grid, 1, 1)[:3]
         profile = None if self.profiles is None else self.profiles.setdefault(name, Profile())
+        if profile is not None:
+            profile.launch(x * y * z * block)
         Launch(name, program, Geometry((x, y, z), (block, 1, 1)), parameters, arrays, self.races, profile).run()
 
 
@@ -111,9 +113,9 @@ active: Machine | None = None
 
 
 def enable(machine: Machine | None = None) -> Machine:
-    """From now on kernels over CPU tensors run on a machine."""
+    """From now on kernels over CPU tensors run on ``machine``; without one, on that of before or a new one."""
     global active
-    active = machine or Machine()
+    active = machine or active or Machine()
     return active
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from .faults import LaneError
 from .races import WARP, WARP_BITS
 
 Array = np.ndarray[Any, Any]
+
+MOST_THREADS, MOST_BLOCKS = 1024, (2**31 - 1, 65535, 65535)
+"""Of a block, and of a grid (CUDA C++ Programming Guide, technical specifications per compute capability)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,15 @@ class Geometry:
     def threads(self) -> int:
         """Threads of a block."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    def refusal(self) -> str | None:
+        """Why a GPU of compute capability 8.0 or 9.0 does not start that, or None."""
+        for number, most, axis in zip(self.grid, MOST_BLOCKS, "xyz", strict=True):
+            if not 0 < number <= most:
+                return f"a grid has 1 to {most} blocks in {axis}, not {number}"
+        if not 0 < self.threads <= MOST_THREADS:
+            return f"a block has 1 to {MOST_THREADS} threads, not {self.threads}"
+        return None
 
     def block_at(self, number: Any) -> tuple[Any, Any, Any]:
         """Coordinates of blocks."""
@@ -161,6 +174,11 @@ class Lanes:
             here = np.bincount(self.warp, minlength=len(self.threads.warp_sizes))
             self._full_warps = bool(((here == 0) | (here == self.threads.warp_sizes)).all())
         return self._full_warps
+
+    @cached_property
+    def warps(self) -> int:
+        """Warps that have a thread here."""
+        return 1 + np.count_nonzero(np.diff(self.warp))
 
     def spread(self, value: Array) -> Array:
         """One element a lane."""

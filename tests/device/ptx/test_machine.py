@@ -254,7 +254,7 @@ def test_sectors_and_turns():
     """
     run(body, profile=profile)
     shared, loaded, stored = profile.traffic.values()
-    assert (shared.space, shared.requests, shared.useful, shared.turns, shared.fewest_turns) == ("shared", 1, 128, 2, 1)
+    assert (shared.space, shared.requests, shared.useful, shared.turns, shared.fewest) == ("shared", 1, 128, 2, 1)
     assert (loaded.space, loaded.requests, loaded.useful, loaded.sectors, loaded.fewest) == ("global", 1, 16, 4, 1)
     assert (stored.space, stored.requests, stored.useful, stored.sectors, stored.fewest) == ("global", 1, 128, 4, 4)
     assert (profile.instructions, profile.warp_instructions) == (16 * 32, 16)

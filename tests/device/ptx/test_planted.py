@@ -316,6 +316,31 @@ def in_a_grid(x, count):
         x[at] = count
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "problem"),
+    [
+        ((1, 65536), 32, "a grid has 1 to 65535 blocks in y, not 65536"),
+        ((1, 1, 70000), 32, "a grid has 1 to 65535 blocks in z, not 70000"),
+        ((1,), 1025, "a block has 1 to 1024 threads, not 1025"),
+    ],
+)
+def test_a_grid_that_a_gpu_refuses(grid, block, problem):
+    assert fault(same_place, block, numbers(32, np.int64), 1, grid=grid) == f"same_place: {problem}"
+
+
+@cuda.jit
+def much_shared(out):
+    held = cuda.shared.array(12289, float32)
+    held[cuda.threadIdx.x] = 1
+    cuda.syncthreads()
+    out[cuda.threadIdx.x] = held[cuda.threadIdx.x ^ 1]
+
+
+def test_too_much_shared_memory():
+    text = fault(much_shared, 32, numbers(32))
+    assert text == "much_shared: shared arrays of 49156 bytes; a block may declare 49152"
+
+
 def test_the_fault_names_its_block_and_thread():
     x = numbers(96)
     text = fault(in_a_grid, 32, x, 96, grid=(2, 2, 1))

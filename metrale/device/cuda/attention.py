@@ -20,7 +20,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import SIMULATED, device, max_lanes, scratch_size, sum_lanes, sum_lanes_each
+from .lanes import SIMULATED, WARP, device, max_lanes, scratch_size, sum_lanes, sum_lanes_each
 from .storage import VECTOR, Storage
 
 QUERIES = 8
@@ -58,7 +58,13 @@ class AttentionShape:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: scores, the pool of sums, two numbers a query and a spare one."""
-        return 4 * (self.queries * (self.split + self.threads * VECTOR + 2) + 1)
+        return 4 * (self.queries * (self.line + self.threads * VECTOR + 2) + 1)
+
+    @property
+    def line(self) -> int:
+        """Scores from one query to the next. The threads of a warp that soften several queries find each in banks of
+        its own: the queries would share theirs if a split's size, a multiple of 32, lay between them."""
+        return self.split + SOFTMAX_LANES
 
 
 def attention_shape(
@@ -102,9 +108,10 @@ def _parts(storage: Storage, shape: AttentionShape):
     """The device functions of one split, shared by the decode and the prefill kernel."""
     load8 = storage.load8
     kv_heads, head, block_size, split = shape.kv_heads, shape.head, shape.block_size, shape.split
+    line = shape.line
     queries, threads = shape.queries, shape.threads
     lanes = lanes_of(head)
-    groups = threads // lanes
+    groups, groups_a_warp = threads // lanes, WARP // lanes
     together = positions_together(queries)
     dots_size = together * queries
     softmax_groups = threads // SOFTMAX_LANES
@@ -148,7 +155,7 @@ def _parts(storage: Storage, shape: AttentionShape):
                 for m in range(queries):
                     if m % lanes == lane and position < end:
                         seen = first[m] <= position and position < limit[m]
-                        scores[m * split + position - begin] = dots[u * queries + m] * scale if seen else NEVER
+                        scores[m * line + position - begin] = dots[u * queries + m] * scale if seen else NEVER
 
     @device
     def soften(scores, span, top, total, thread, scratch):
@@ -161,7 +168,7 @@ def _parts(storage: Storage, shape: AttentionShape):
                 for i in range(softmax_steps):
                     at = i * SOFTMAX_LANES + lane
                     if at < span:
-                        best = max(best, scores[m * split + at])
+                        best = max(best, scores[m * line + at])
             best = max_lanes(best, SOFTMAX_LANES, thread, scratch)
             weight = float32(0)
             if m < queries:
@@ -170,8 +177,8 @@ def _parts(storage: Storage, shape: AttentionShape):
                     if at < span:
                         value = float32(0)
                         if best > NEVER:
-                            value = float32(math.exp(scores[m * split + at] - best))
-                        scores[m * split + at] = value
+                            value = float32(math.exp(scores[m * line + at] - best))
+                        scores[m * line + at] = value
                         weight += value
             weight = sum_lanes(weight, SOFTMAX_LANES, thread, scratch)
             if m < queries and lane == 0:
@@ -191,7 +198,7 @@ def _parts(storage: Storage, shape: AttentionShape):
                     if position < end:
                         value = load8(values, place(tables, table_at, position, kv_head) + dim)
                         for m in range(queries):
-                            weight = scores[m * split + position - begin]
+                            weight = scores[m * line + position - begin]
                             at = m * VECTOR
                             sums[at] += weight * value[0]
                             sums[at + 1] += weight * value[1]
@@ -204,19 +211,22 @@ def _parts(storage: Storage, shape: AttentionShape):
 
     @device
     def share(sums, pool, thread):
-        """The threads' sums to shared memory, [queries, groups, lanes * 8]."""
-        at = thread // lanes * (lanes * VECTOR) + thread % lanes
+        """The threads' sums to shared memory, [queries, warps, 8, 32]: for each dimension the threads of a warp, in an
+        order that lets 32 threads read 8 dimensions of 4 neighbours, or write one each, from 32 different banks."""
+        at, lane = (thread >> 5) * (VECTOR * WARP), thread & 31
         for m in range(queries):
             for i in range(VECTOR):
-                pool[m * threads * VECTOR + at + i * lanes] = sums[m * VECTOR + i]
+                pool[m * threads * VECTOR + at + i * WARP + (lane ^ (i * 4))] = sums[m * VECTOR + i]
 
     @device
     def gathered(pool, m, dim):
         """The sum of one dimension over all groups, in their order."""
-        at = m * threads * VECTOR + dim % VECTOR * lanes + dim // VECTOR
+        i = dim % VECTOR
+        at = m * threads * VECTOR + i * WARP
+        lane = dim // VECTOR ^ (i * 4)
         total = float32(0)
         for g in range(groups):
-            total += pool[at + g * lanes * VECTOR]
+            total += pool[at + g // groups_a_warp * (VECTOR * WARP) + (lane ^ (g % groups_a_warp * lanes))]
         return total
 
     return score, soften, weigh, share, gathered
@@ -233,7 +243,7 @@ def _piece(storage: Storage, shape: AttentionShape):
     together = positions_together(queries)
     scratch_count = scratch_size(threads, together * queries)
     pool_count = threads * VECTOR * queries
-    query_count, score_count, dots_count = queries * VECTOR, queries * split, together * queries
+    query_count, score_count, dots_count = queries * VECTOR, queries * shape.line, together * queries
     turns, record = -(-queries * head // threads), head + 2
 
     @device

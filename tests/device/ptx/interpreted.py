@@ -1,8 +1,8 @@
 """Runs one batch of kernel checks on the PTX machine, in a process of its own, where no coverage tracer slows the
 compiler. Then again for every barrier of the kernels, each time without that one.
 
-Prints one JSON object: pairs compared, faults, the kernels that ran, the barriers in them, and those whose absence
-neither the machine nor a result shows."""
+Prints one JSON object: pairs compared, faults, the kernels that ran, the barriers in them, those whose absence neither
+the machine nor a result shows, and the bank conflicts of the first of these checks."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ def run(case: Case, edit: Callable[[str], str] | None = None) -> tuple[list[str]
     return result
 
 
+def spare_turns(case: Case) -> int:
+    """Turns of shared memory beyond the fewest: its bank conflicts."""
+    with runner.interpreting(runner.Machine(profiles={})) as machine:
+        checks.faults(case())
+    totals = [profile.total("shared") for profile in (machine.profiles or {}).values()]
+    assert sum(total.fewest for total in totals) > 0
+    return sum(total.turns - total.fewest for total in totals)
+
+
 def texts_of(case: Case) -> list[str]:
     """The PTX of the kernels of a check."""
     seen: list[str] = []
@@ -121,5 +130,6 @@ if __name__ == "__main__":
         "kernels": sorted(ran),
         "barriers": len(shown),
         "unseen": shown.count(None),
+        "spare turns": spare_turns(next(watched())),
     }
     print(json.dumps(report))

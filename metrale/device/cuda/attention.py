@@ -20,7 +20,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import SIMULATED, WARP, device, max_lanes, scratch_size, sum_lanes, sum_lanes_each
+from .lanes import SIMULATED, WARP, device, kernel, max_lanes, scratch_size, sum_lanes, sum_lanes_each
 from .storage import VECTOR, Storage
 
 QUERIES = 8
@@ -317,7 +317,7 @@ def decode_kernel(storage: Storage, shape: AttentionShape):
     """
     attention_piece = _piece(storage, shape)
 
-    @cuda.jit
+    @kernel
     def attention_decode(q, keys, values, tables, width, spans, scale, out, partial, splits):
         row = int64(cuda.blockIdx.z)
         attention_piece(q, keys, values, tables, row * width, row, 1, spans, scale, out, partial, splits)
@@ -334,7 +334,7 @@ def prefill_kernel(storage: Storage, shape: AttentionShape):
     """
     attention_piece = _piece(storage, shape)
 
-    @cuda.jit
+    @kernel
     def attention_prefill(q, keys, values, tables, width, tiles, spans, scale, out, partial, splits):
         tile = 3 * int64(cuda.blockIdx.z)
         row, rows, at = tiles[tile], tiles[tile + 1], tiles[tile + 2] * width
@@ -353,7 +353,7 @@ def combine_kernel(storage: Storage, shape: AttentionShape):
     head, split, threads = shape.head, shape.split, shape.threads
     turns, record = -(-head // threads), head + 2
 
-    @cuda.jit
+    @kernel
     def attention_combine(partial, splits, spans, out):
         row = int64(cuda.blockIdx.y)
         begin = spans[2 * row] // split

@@ -59,7 +59,7 @@ else:
 
     def device(function):
         """A function that kernels call; always inlined, so that its local arrays can live in registers."""
-        return cuda.jit(device=True, forceinline=True)(function)
+        return cuda.jit(function, device=True, forceinline=True, lto=False)
 
     @device
     def sum_lanes(value, width, thread, scratch):
@@ -91,6 +91,20 @@ else:
         return cuda.shfl_xor_sync(EVERYONE, value, step), cuda.shfl_xor_sync(EVERYONE, index, step)
 
 
+def kernel(function=None, *, launch_bounds=None):
+    """A kernel, linked from the PTX that the PTX machine runs and the budget is read from: with nvJitLink at hand Numba
+    would take LTO-IR, and a GPU would get code that no test has seen.
+
+    ``launch_bounds``: the most threads of a block, or that and the fewest blocks that a multiprocessor must have room
+    for. The assembler then keeps registers few enough."""
+
+    def made(function):
+        # Numba forgets lto unless it gets the function in the same call.
+        return cuda.jit(function) if SIMULATED else cuda.jit(function, lto=False, launch_bounds=launch_bounds)
+
+    return made(function) if function else made
+
+
 def scratch_size(threads: int, values: int = 1) -> int:
     """Elements of shared memory that the twins need to exchange ``values`` numbers a thread."""
     return threads * values if SIMULATED else 1
@@ -103,6 +117,7 @@ __all__ = [
     "bf16_of_float",
     "device",
     "float_of_bf16",
+    "kernel",
     "load4_f32",
     "load8_bf16",
     "load8_f32",

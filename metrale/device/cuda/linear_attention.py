@@ -12,7 +12,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import load4_f32, scratch_size, store4_f32, sum_lanes_each
+from .lanes import kernel, load4_f32, scratch_size, store4_f32, sum_lanes_each
 from .rows import silu
 from .storage import VECTOR, Storage, movers
 
@@ -49,7 +49,7 @@ def delta_kernel(storage: Storage, key_dim: int, value_dim: int, per_key: int, k
     held = key_dim // sharing
     size, scratch_count = held * COLUMNS, scratch_size(sharing * groups, COLUMNS)
 
-    @cuda.jit
+    @kernel
     def delta(state, stride, slots, starts, q, k, v, beta, decay, out, between):
         scratch = cuda.shared.array(scratch_count, float32)
         held_state = cuda.local.array(size, float32)
@@ -119,7 +119,7 @@ def conv_kernel(storage: Storage, vector: int, taps: int):
     """
     load, store = movers(storage, vector)
 
-    @cuda.jit
+    @kernel
     def conv(x, state, stride, owners, slots, starts, weights, out, channels):
         total = cuda.local.array(vector, float32)
         value = cuda.local.array(vector, float32)
@@ -159,7 +159,7 @@ def tail_kernel(storage: Storage, vector: int, taps: int):
     load, store = movers(storage, vector)
     size = (taps - 1) * vector
 
-    @cuda.jit
+    @kernel
     def tail(x, state, stride, spans, target, target_stride, channels):
         kept = cuda.local.array(size, float32)
         entry = 4 * int64(cuda.blockIdx.y)
@@ -188,7 +188,7 @@ def window_kernel(storage: Storage, vector: int, taps: int):
     """
     load, store = movers(storage, vector)
 
-    @cuda.jit
+    @kernel
     def window_conv(source, window, weights, out, channels):
         total = cuda.local.array(vector, float32)
         value = cuda.local.array(vector, float32)

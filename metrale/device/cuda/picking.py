@@ -13,7 +13,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import SIMULATED, WARP, device, pair_from_lane, scratch_size
+from .lanes import SIMULATED, WARP, device, kernel, pair_from_lane, scratch_size
 from .storage import VECTOR, Storage, movers
 
 THREADS = 32 if SIMULATED else 256
@@ -88,7 +88,7 @@ def pick_kernel(storage: Storage, vector: int, masked: bool):
     first_pick, last_pick = _block_pick(threads, True), _block_pick(threads, False, again=True)
     scratch_count, warps = scratch_size(threads), -(-threads // WARP)
 
-    @cuda.jit
+    @kernel
     def pick(logits, vocabulary, masks, values, ids):
         floats = cuda.shared.array(scratch_count, float32)
         numbers = cuda.shared.array(scratch_count, int64)
@@ -139,7 +139,7 @@ def choose_kernel(masked: bool):
     first_pick, last_pick = _block_pick(WARP, True), _block_pick(WARP, False)
     scratch_count = scratch_size(WARP)
 
-    @cuda.jit
+    @kernel
     def choose(values, ids, parts, masks, out, cells):
         floats = cuda.shared.array(scratch_count, float32)
         numbers = cuda.shared.array(scratch_count, int64)

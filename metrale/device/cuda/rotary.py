@@ -10,7 +10,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import device
+from .lanes import device, kernel
 from .storage import FP32, VECTOR, Storage, movers
 
 
@@ -58,7 +58,7 @@ def rotary_kernel(storage: Storage, head: int, half: int):
     turn = _turn(storage, vector, half)
     units = (head - half) // vector
 
-    @cuda.jit
+    @kernel
     def rotary(x, cos, sin, heads, out, count):
         at = int64(cuda.grid(1))
         first = cuda.local.array(vector, float32)
@@ -85,7 +85,7 @@ def rotary_write_kernel(storage: Storage, head: int, half: int):
     load, store = movers(storage, vector)
     units = (head - half) // vector
 
-    @cuda.jit
+    @kernel
     def rotary_write(q, k, v, positions, cos, sin, where, heads, kv_heads, out, keys, values, rows):
         first = cuda.local.array(vector, float32)
         second = cuda.local.array(vector, float32)

@@ -11,7 +11,7 @@ from functools import cache
 
 from numba import cuda, float32, int64
 
-from .lanes import SIMULATED, WARP, device, load4_f32, scratch_size, store4_f32, sum_lanes
+from .lanes import SIMULATED, WARP, device, kernel, load4_f32, scratch_size, store4_f32, sum_lanes
 from .storage import VECTOR, Storage, movers, vector_of
 
 BLOCK = 32 if SIMULATED else 128
@@ -77,7 +77,7 @@ def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
                 value += pool[first + i]
         return value
 
-    @cuda.jit
+    @kernel(launch_bounds=shape.threads)
     def norm(x, weight, eps, out, count):
         scratch = cuda.shared.array(scratch_count, float32)
         pool = cuda.shared.array(warps, float32)
@@ -130,7 +130,7 @@ def unary_kernel(storage: Storage, vector: int, function: str):
     load, store = movers(storage, vector)
     operation = {"sigmoid": sigmoid, "silu": silu}[function]
 
-    @cuda.jit
+    @kernel
     def unary(x, out, count):
         values = cuda.local.array(vector, float32)
         at = int64(cuda.grid(1)) * vector
@@ -148,7 +148,7 @@ def swiglu_kernel(storage: Storage, vector: int):
     """silu(gate) up, n elements: grid ceil(n / (vector block)). Moves 3 n e bytes, 5 n operations."""
     load, store = movers(storage, vector)
 
-    @cuda.jit
+    @kernel
     def swiglu(gate, up, out, count):
         gates = cuda.local.array(vector, float32)
         ups = cuda.local.array(vector, float32)
@@ -172,7 +172,7 @@ def gates_kernel(storage: Storage):
     """
     load = storage.load
 
-    @cuda.jit
+    @kernel
     def gates(b, a, decay, dt_bias, heads, beta, keep, count):
         at = int64(cuda.grid(1))
         if at < count:
@@ -195,7 +195,7 @@ def move_kernel(vector: int, gather: bool, scatter: bool):
     elements the arrays have. Row i comes from ``sources[i]`` with ``gather``, goes to ``targets[i]`` with ``scatter``.
     """
 
-    @cuda.jit
+    @kernel
     def move(source, sources, target, targets, width):
         row = int64(cuda.blockIdx.y)
         at = int64(cuda.grid(1)) * vector
@@ -220,7 +220,7 @@ def feed_kernel():
     sources, cells, ids int64, fed uint8. Moves 25 R bytes.
     """
 
-    @cuda.jit
+    @kernel
     def feed(sources, fed, cells, ids, count):
         at = int64(cuda.grid(1))
         if at < count:

@@ -102,8 +102,15 @@ def ptx_of(kernel: Any, signature: Signature, capability: tuple[int, int]) -> st
         here = SimpleNamespace(compute_capability=capability)
         # Numba asks the present device which capability to compile inner functions for; without a GPU we answer.
         with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=here):
+            bounds = kernel.targetoptions.get("launch_bounds")
             _texts[key], _ = cuda.compile(
-                kernel.py_func, signature, device=False, cc=capability, abi="numba", output="ptx"
+                kernel.py_func,
+                signature,
+                device=False,
+                cc=capability,
+                abi="numba",
+                output="ptx",
+                launch_bounds=bounds,
             )
     return _texts[key]
 

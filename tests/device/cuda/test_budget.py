@@ -42,3 +42,8 @@ def test_machine_code_without_local_memory(storage):
 def test_the_documented_table_names_every_kernel():
     rows = [line.split("|")[1].strip() for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     assert [row for row in rows if row in THREADS] == list(THREADS)
+
+
+def test_a_gpu_gets_the_ptx_that_is_tested():
+    for kernel in kernels():
+        assert kernel.make().targetoptions["lto"] is False, kernel.name

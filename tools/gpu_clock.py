@@ -35,10 +35,15 @@ def warm(calls: list[Call]) -> None:
 
 def captured(calls: list[Call], mode: str = CAPTURE_MODE) -> torch.cuda.CUDAGraph:
     """One graph of all calls, after :func:`warm`. Raises what torch raises where a call cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode=mode):
-        for call in calls:
-            call()
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            for call in calls:
+                call()
+    except BaseException:
+        # torch ends the capture before it leaves the capture's stream: where that fails, the stream stays the current.
+        torch.cuda.set_stream(before)
+        raise
     return graph
 
 

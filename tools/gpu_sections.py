@@ -198,8 +198,10 @@ def kernel_checks(task: Task) -> Iterator[Result]:
     """Every kernel in both storages against its reference; the units of work are dealt out in turn."""
     import torch
 
+    from metrale.conform.checks import full_products
     from metrale.device.cuda import checks
 
+    full_products()
     dtypes = (torch.float32, torch.bfloat16)
     units = [(name, run, dtype) for name, run in _checks(task.rehearse) for dtype in dtypes]
     mine = units[task.part[0] :: task.part[1]]
@@ -248,11 +250,12 @@ def _conformed(section: str, checks: Iterator[Any]) -> Iterator[Result]:
 
 def free(task: Task, section: str = "conform free", fixed: bool = True) -> Iterator[Result]:
     """Every way of free mode, dealt out in turn."""
-    from metrale.conform.checks import TOKENS, free_checks
+    from metrale.conform.checks import TOKENS, free_checks, full_products
     from metrale.conform.devices import DEVICES
     from metrale.device.loading import limit_threads
 
     limit_threads(0)
+    full_products()
     on, rounding = task.backend(), DEVICES["cuda"].rounding
     part = (20 + task.part[0], 25) if task.rehearse else task.part
     task.turn()
@@ -270,10 +273,12 @@ def forced(task: Task) -> Iterator[Result]:
     missing = [name for name in READER if not _installed(name)]
     if missing:
         raise LeftOut("conform forced", f"needs {', '.join(missing)}: not installed, see --wheels in --help")
+    from metrale.conform.checks import full_products
     from metrale.conform.forced import forced_check, suite
     from metrale.device.loading import limit_threads
 
     limit_threads(0)
+    full_products()
     on, paths = task.backend(), suite(ROOT / "golden")
     task.turn()
     chosen = paths[:REHEARSED] if task.rehearse else paths

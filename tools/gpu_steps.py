@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from gpu_bench import BF16, BLOCK, Row, pages
 from gpu_clock import Clock
 
+from metrale.conform.checks import full_products
 from metrale.device.cuda import backend
 from metrale.device.cuda.attention import attention_shape
 
@@ -102,7 +103,9 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 def step_rates(on: torch.device, graphs: bool, full: bool) -> Iterator[tuple[str, Row]]:
-    """Steps a second of both paths, launched one by one and as a graph."""
+    """Steps a second of both paths, launched one by one and as a graph; the products of both as full_products says, so
+    that their picks can be compared."""
+    full_products()
     for batch, context in ((1, 1024), (16, 1024), (64, 1024)) if full else ((2, 9),):
         try:
             row = _rates(DecodeStep(MODEL if full else TOY, batch, context, on), graphs)

@@ -35,10 +35,18 @@ class Check:
         return bool(self.problem) and not self.excused
 
 
+def full_products() -> None:
+    """From now on this process's matrix products are added up in fp32: no TF32 for fp32, and no bf16 between the parts
+    of a product whose sum cuBLAS splits up. Whether and where it splits depends on the number of rows, so a comparison
+    would otherwise measure that rounding too."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
 def fixed_tiles(on: Backend) -> Backend:
     """The backend with tiles of one width, so that the shape of a product does not change with the batch, and with
-    products in full fp32 (no TF32). Then a row's numbers do not depend on its batch as far as the backend can help."""
-    torch.set_float32_matmul_precision("highest")
+    :func:`full_products`. Then a row's numbers do not depend on its batch as far as the backend can help."""
+    full_products()
     return replace(on, width=on.width or TILE)
 
 

@@ -19,7 +19,7 @@ from . import picking, rotary, rows
 from .attention import attention_shape
 from .launch import blocks_for, launch, memory, storage_of
 from .paged import attend, attend_chunk, attend_paged, attend_rows, decode_plan, split_count, tiles_of
-from .storage import vector_of
+from .views import ALIGNMENT, aligned, dense, vector_for
 
 Tensor = torch.Tensor
 L2_EPS = 1e-6
@@ -49,10 +49,10 @@ def move_rows(source: Tensor, sources: Tensor | None, target: Tensor, targets: T
 
 def _move(source: Tensor, sources: Tensor | None, target: Tensor, targets: Tensor | None, count: int) -> None:
     width = source[0].numel() if source.shape[0] else 0
-    vector = 1
-    if width * source.element_size() % 16 == 0:
+    source, vector = source.contiguous(), 1
+    if width * source.element_size() % ALIGNMENT == 0 and aligned(source, target):
         vector, width = 4, width * source.element_size() // 4
-        source, target = source.reshape(-1).view(torch.float32), target.view(-1).view(torch.float32)
+        source, target = source.view(-1).view(torch.float32), target.view(-1).view(torch.float32)
     unused = source.new_empty(0, dtype=torch.int64)
     kernel = rows.move_kernel(vector, sources is not None, targets is not None)
     grid = (*blocks_for(width, vector * rows.BLOCK), count)
@@ -68,7 +68,7 @@ def feed_ids(sources: Tensor, fed: Tensor, cells: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> Tensor:
-    x = x.contiguous()
+    x, weight = dense(x), dense(weight)
     width = x.shape[-1]
     count = x.numel() // width
     shape = rows.row_shape(width)
@@ -91,7 +91,7 @@ def l2_norm(x: Tensor) -> Tensor:
 def _unary(x: Tensor, name: str) -> Tensor:
     x = x.contiguous()
     out, count = torch.empty_like(x), x.numel()
-    vector = vector_of(count)
+    vector = vector_for(count, x)
     kernel = rows.unary_kernel(storage_of(x), vector, name)
     launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, x, out, count)
     return out
@@ -111,7 +111,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up, [R, W]."""
     gate, up = gate.contiguous(), up.contiguous()
     out, count = torch.empty_like(gate), gate.numel()
-    vector = vector_of(count)
+    vector = vector_for(count, gate, up)
     kernel = rows.swiglu_kernel(storage_of(gate), vector)
     launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, gate, up, out, count)
     return out
@@ -122,12 +122,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first ``2 * half`` dimensions of [R, heads, D]; cos and sin are [R, half] fp32."""
-    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+    x, cos, sin = dense(x), dense(cos), dense(sin)
     count, heads, head = x.shape
     half = cos.shape[-1]
     out = torch.empty_like(x)
-    units = (head - half) // rotary.rotary_vector(head, half)
-    kernel = rotary.rotary_kernel(storage_of(x), head, half)
+    vector = rotary.rotary_vector(head, half)
+    units = (head - half) // vector
+    kernel = rotary.rotary_kernel(storage_of(x), head, half, vector)
     grid = blocks_for(count * heads * units, rows.BLOCK)
     launch(kernel, grid, rows.BLOCK, x, cos, sin, heads, out, count * heads)
     return out
@@ -153,11 +154,13 @@ def rope_and_write(
     """Rotated q [R, H, D]; rotated k and v [R, KV, D] go to the pools at ``where`` [R].
 
     cos and sin [positions, half] fp32."""
+    q, k, v, cos, sin = dense(q), dense(k), dense(v), dense(cos), dense(sin)
     count, heads, head = q.shape
     kv_heads, half = k.shape[1], cos.shape[-1]
     out = torch.empty_like(q)
-    units = (head - half) // rotary.rotary_vector(head, half)
-    kernel = rotary.rotary_write_kernel(storage_of(q), head, half)
+    vector = rotary.rotary_vector(head, half) if aligned(keys, values) else 1
+    units = (head - half) // vector
+    kernel = rotary.rotary_write_kernel(storage_of(q), head, half, vector)
     grid = blocks_for(count * (heads + 2 * kv_heads) * units, rows.BLOCK)
     arguments = (q, k, v, positions, cos, sin, where, heads, kv_heads, out, keys, values, count)
     launch(kernel, grid, rows.BLOCK, *arguments)
@@ -169,19 +172,27 @@ def rope_and_write(
 
 def conv(source: Tensor, window: Tensor, taps: Tensor) -> Tensor:
     """Causal depthwise convolution and silu: rows of ``source`` [S, C] at ``window`` [taps, R], weights [taps, C]."""
-    channels, vector = source.shape[1], vector_of(source.shape[1])
+    source, channels = source.contiguous(), source.shape[1]
+    vector = vector_for(channels, source, taps)
     out = source.new_empty((window.shape[1], channels))
     kernel = la.window_kernel(storage_of(source), vector, taps.shape[0])
     grid = (*blocks_for(channels, vector * rows.BLOCK), window.shape[1])
-    launch(kernel, grid, rows.BLOCK, source.contiguous(), window, taps, out, channels)
+    launch(kernel, grid, rows.BLOCK, source, window, taps, out, channels)
     return out
+
+
+def _slot_vector(channels: int, pool: Tensor, *tensors: Tensor) -> int:
+    """Elements at once of ``tensors`` and of a pool whose slots lie ``pool.stride(0)`` elements apart."""
+    whole = pool.stride(0) * pool.element_size() % ALIGNMENT == 0 or pool.shape[0] == 1
+    return vector_for(channels, pool, *tensors) if whole else 1
 
 
 def conv_rows(x: Tensor, state: Tensor, owners: Tensor, slots: Tensor, starts: Tensor, taps: Tensor) -> Tensor:
     """The same over rows x [R, C] grouped by sequence, ``owners`` [R]: rows [starts[n], starts[n + 1]) of sequence n.
 
     Its earlier inputs are state[slots[n]] [taps - 1, C]; only the first dimension of ``state`` may be strided."""
-    channels, vector = x.shape[1], vector_of(x.shape[1])
+    channels = x.shape[1]
+    vector = _slot_vector(channels, state, x, taps)
     out = torch.empty_like(x)
     kernel = la.conv_kernel(storage_of(x), vector, taps.shape[0])
     grid = (*blocks_for(channels, vector * rows.BLOCK), x.shape[0])
@@ -194,7 +205,8 @@ def conv_tails(x: Tensor, state: Tensor, spans: Tensor, target: Tensor) -> None:
     """target[spans[n, 3]] = the newest inputs of state[spans[n, 0]], then spans[n, 2] rows of x from spans[n, 1] on.
 
     ``state`` and ``target`` [slots, taps - 1, C] may be the same tensor, if each entry stays in its slot."""
-    channels, vector = x.shape[1], vector_of(x.shape[1])
+    channels = x.shape[1]
+    vector = min(_slot_vector(channels, pool, x) for pool in (state, target))
     kernel = la.tail_kernel(storage_of(x), vector, state.shape[1] + 1)
     grid = (*blocks_for(channels, vector * rows.BLOCK), spans.shape[0])
     arguments = (x, memory(state), state.stride(0), spans, memory(target), target.stride(0), channels)
@@ -229,6 +241,8 @@ def delta_rows(
     key_dim, value_dim = state.shape[-2:]
     sharing, groups = la.delta_lanes(key_dim, value_dim)
     heads = v.shape[1]
+    if not aligned(state, *[] if between is None else [between]) or state.stride(0) % la.COLUMNS:
+        raise ValueError("states must begin at multiples of 16 bytes: move them into a tensor of their own")
     out = torch.empty_like(v)
     kernel = la.delta_kernel(storage_of(v), key_dim, value_dim, heads // k.shape[1], between is not None)
     grid = (value_dim // (groups * la.COLUMNS), heads, slots.shape[0])
@@ -274,7 +288,7 @@ def _picked(logits: Tensor, masks: Tensor | None, cells: Tensor | None) -> Tenso
     hidden = out if masks is None else masks.contiguous()
     values = torch.empty((count, parts, 2), device=logits.device)
     ids = torch.empty((count, parts, 2), dtype=torch.int64, device=logits.device)
-    kernel = picking.pick_kernel(storage_of(logits), vector_of(vocabulary), masked)
+    kernel = picking.pick_kernel(storage_of(logits), vector_for(vocabulary, logits), masked)
     launch(kernel, (parts, count), picking.THREADS, logits, vocabulary, hidden, values, ids)
     into = torch.empty_like(out) if cells is None else cells
     launch(picking.choose_kernel(masked), (count,), picking.WARP, values, ids, parts, hidden, out, into)

@@ -84,9 +84,11 @@ def _of(storage: Storage) -> Iterator[Specialised]:
         yield one(function, _later(rows.unary_kernel, storage, VECTOR, function), (x, x, COUNT))
     yield one("swiglu", _later(rows.swiglu_kernel, storage, VECTOR), (x, x, x, COUNT))
     yield one("delta gates", _later(rows.gates_kernel, storage), (x, x, FLOATS, FLOATS, COUNT, FLOATS, FLOATS, COUNT))
-    yield one("rotary 128", _later(rotary.rotary_kernel, storage, 128, 64), (x, FLOATS, FLOATS, COUNT, x, COUNT))
+    yield one(
+        "rotary 128", _later(rotary.rotary_kernel, storage, 128, 64, VECTOR), (x, FLOATS, FLOATS, COUNT, x, COUNT)
+    )
     signature: tuple[Any, ...] = (x, x, x, INTS, FLOATS, FLOATS, INTS, COUNT, COUNT, x, x, x, COUNT)
-    yield one("rotary and write 128", _later(rotary.rotary_write_kernel, storage, 128, 64), signature)
+    yield one("rotary and write 128", _later(rotary.rotary_write_kernel, storage, 128, 64, VECTOR), signature)
     for group, head in HEADS[storage.name]:
         yield from _attention(one, storage, x, group, head)
     for keep in (False, True):

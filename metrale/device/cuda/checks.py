@@ -160,6 +160,69 @@ def check_rotary(i: Inputs) -> Iterator[Pair]:
         yield Pair(f"write {head}", keys.view(-1, kv_heads, head)[where], value, exact=True)
 
 
+def shifted(tensor: Tensor) -> Tensor:
+    """The same numbers in a view that begins one element into its memory: at no multiple of 16 bytes."""
+    room = tensor.new_empty(tensor.numel() + 1)
+    room[1:] = tensor.reshape(-1)
+    return room[1:].view(tensor.shape)
+
+
+def check_views(i: Inputs) -> Iterator[Pair]:
+    """Unaligned views give the bits of aligned tensors."""
+    x, y, weight = i.draw(3, 40), i.draw(3, 40), i.draw(40)
+    far, near = shifted(x), shifted(y)
+    yield Pair("swiglu, unaligned", backend.swiglu(far, y), backend.swiglu(x, y), exact=True)
+    yield Pair("swiglu, unaligned too", backend.swiglu(x, near), backend.swiglu(x, y), exact=True)
+    yield Pair("silu, unaligned", backend.silu(far), backend.silu(x), exact=True)
+    norm = backend.rms_norm(x, weight, 1e-6)
+    yield Pair("rms, unaligned", backend.rms_norm(far, shifted(weight), 1e-6), norm, exact=True)
+    ids, places = i.integers([2, 0]), i.integers([1, 2])
+    yield Pair("embed, unaligned", backend.embed(far, ids), x[ids], exact=True)
+    backend.move_rows(y, ids, far, places, 2)
+    yield Pair("move, unaligned", far, torch.stack([x[0], y[2], y[0]]), exact=True)
+    yield Pair("argmax, unaligned", backend.argmax(near), k.argmax(y.cpu()), exact=True)
+    yield from _rotary_views(i)
+    yield from _recurrent_views(i)
+
+
+def _rotary_views(i: Inputs) -> Iterator[Pair]:
+    cos, sin = i.draw(9, 8, dtype=torch.float32), i.draw(9, 8, dtype=torch.float32)
+    q, key, value, positions, where = i.draw(3, 4, 16), i.draw(3, 2, 16), i.draw(3, 2, 16), [8, 0, 3], [11, 0, 5]
+    at, to = i.integers(positions), i.integers(where)
+    tables = [shifted(table) for table in (cos, sin)]
+    want = backend.rope(q, cos[at], sin[at])
+    yield Pair("rotary, unaligned", backend.rope(shifted(q), *(shifted(t[at]) for t in (cos, sin))), want, exact=True)
+    pools = [i.draw(3, 4, 2, 16) for _ in range(2)]
+    far = [shifted(pool) for pool in pools]
+    backend.rope_and_write(q, key, value, at, cos, sin, to, *pools)
+    got = backend.rope_and_write(shifted(q), shifted(key), shifted(value), at, *tables, to, *far)
+    yield Pair("rotary and write, unaligned, q", got, exactly(want))
+    yield Pair("rotary and write, unaligned, k", far[0], exactly(pools[0]))
+    yield Pair("rotary and write, unaligned, v", far[1], pools[1], exact=True)
+    backend.write_kv(*far, value, key, to)
+    yield Pair("write, unaligned", far[0].view(-1, 2, 16)[to], value, exact=True)
+
+
+def _recurrent_views(i: Inputs) -> Iterator[Pair]:
+    x, taps, state = i.draw(5, 16), i.draw(4, 16), i.draw(3, 3, 16)
+    owners, slots, starts = i.integers([0, 0, 1, 1, 1]), i.integers([2, 0]), i.integers([0, 2, 5])
+    rows_at = (owners, slots, starts)
+    want = backend.conv_rows(x, state, *rows_at, taps)
+    # Slots of 49 elements: the first begins at a multiple of 16 bytes, the second does not.
+    apart = torch.cat([state.view(3, -1), x.new_zeros(3, 1)], dim=1)[:, :48].unflatten(1, (3, 16))
+    for label, pool in (("slots", apart), ("pool", shifted(state))):
+        got = backend.conv_rows(x, pool, *rows_at, taps)
+        yield Pair(f"conv, unaligned {label}", got, want, exact=True)
+    yield Pair("conv, unaligned", backend.conv_rows(shifted(x), state, *rows_at, shifted(taps)), want, exact=True)
+    window = torch.arange(2, device=i.on)[None] + torch.arange(4, device=i.on)[:, None]
+    want = backend.conv(x, window, taps)
+    yield Pair("conv by index, unaligned", backend.conv(shifted(x), window, shifted(taps)), want, exact=True)
+    spans, kept = i.integers([[2, 0, 2, 2], [0, 2, 3, 0]]), state.clone()
+    backend.conv_tails(x, kept, spans, kept)
+    backend.conv_tails(x, apart, spans, apart)
+    yield Pair("conv tail, unaligned", apart, kept, exact=True)
+
+
 # -- attention
 
 
@@ -345,6 +408,7 @@ ROWS: dict[str, Check] = {
     "moves": check_moves,
     "rotary": check_rotary,
     "paged": check_paged,
+    "views": check_views,
 }
 RECURRENT: dict[str, Check] = {"conv": check_conv, "delta": check_delta}
 PICKS: dict[str, Check] = {"argmax": check_argmax, "masked": check_masked}

@@ -49,12 +49,11 @@ def _turn(storage: Storage, vector: int, half: int):
 
 
 @cache
-def rotary_kernel(storage: Storage, head: int, half: int):
+def rotary_kernel(storage: Storage, head: int, half: int, vector: int):
     """x and out [R, heads, D], cos and sin [R, half]: grid ceil(R heads units / block), units (D - half) / vector.
 
     Moves 2 R heads D e + 8 R half bytes, 3 R heads 2 half operations.
     """
-    vector = rotary_vector(head, half)
     turn = _turn(storage, vector, half)
     units = (head - half) // vector
 
@@ -73,14 +72,13 @@ def rotary_kernel(storage: Storage, head: int, half: int):
 
 
 @cache
-def rotary_write_kernel(storage: Storage, head: int, half: int):
+def rotary_write_kernel(storage: Storage, head: int, half: int, vector: int):
     """Rotate q and k, put k and v into their pages: grid ceil(R (H + 2 KV) units / block), units (D - half) / vector.
 
     q and out [R, H, D], k and v [R, KV, D], positions [R] into the tables cos and sin, where [R] the flat position in
     the pools keys and values [blocks, block_size, KV, D]. Moves 2 R (H + 2 KV) D e bytes, 6 R (H + KV) half operations.
     A thread of v moves the same two vectors as a rotating one.
     """
-    vector = rotary_vector(head, half)
     turn = _turn(storage, vector, half)
     load, store = movers(storage, vector)
     units = (head - half) // vector

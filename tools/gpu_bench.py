@@ -127,12 +127,8 @@ def _picks(on: torch.device, sizes: Sizes) -> Iterator[tuple[str, int, float, li
         size = rows * sizes.vocabulary * 2
         sets = [torch.randn(rows, sizes.vocabulary, device=on).to(BF16) for _ in range(sizes.sets(size))]
         masks = torch.zeros(rows, 2, dtype=torch.int64, device=on)
-        yield (
-            f"argmax, {rows} rows",
-            size,
-            0.8 if rows >= PICKING else 0.0,
-            [partial(backend.argmax, one) for one in sets],
-        )
+        aim = 0.8 if rows >= PICKING else 0.0
+        yield f"argmax, {rows} rows", size, aim, [partial(backend.argmax, one) for one in sets]
         masked = [partial(backend.masked_argmax, one, masks) for one in sets]
         yield f"masked argmax, {rows} rows", size, 0.0, masked
 

@@ -16,8 +16,11 @@ have it on a machine without a network, fetch wheels for that machine's Python o
     pip download pydantic -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64
     python tools/gpu_check.py --wheels wheels
 
-Without a GPU it says so and exits 0. Exit status 1 if a kernel is wrong, conform fails, or a section crashes or hangs;
-speeds below their aims are reported, not failed.
+Numba needs NVVM to compile. Where neither CUDA_HOME nor CUDA_PATH is set, that of /usr/local/cuda or of the toolkit of
+`nvcc` is taken; wheels of nvidia-nvvm in the folder of --wheels come before it.
+
+Without a GPU it says so and exits 0. Exit status 1 if a kernel is wrong, conform fails, a section crashes or hangs, or
+there is a GPU and Numba cannot compile; speeds below their aims are reported, not failed.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from typing import Any
 
 from gpu_jobs import Job, Jobs, Running
 from gpu_report import Report
+from gpu_toolkit import compilers
 
 TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parent
@@ -74,6 +78,10 @@ class Check:
         facts, smoke = (self.report.sections[name]["results"] for name in ("machine", "smoke"))
         if "reason" in facts:
             self.report.not_run(facts["reason"])
+            return
+        if "problem" in facts:
+            for section in SECTIONS[1:]:
+                self.report.leave_out(section, "Numba cannot work here, see machine")
             return
         if smoke.get("packed", {"fault": "no answer"})["fault"] and self.left > 0:
             # Launches that we pack ourselves do not work here; Numba's own may.
@@ -180,12 +188,14 @@ def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records
 # -- the command
 
 
-def environment(rehearse: bool, extra: str = "") -> dict[str, str]:
-    """What the processes see: this checkout first, then wheels, one thread each unless they say otherwise."""
+def environment(rehearse: bool, links: Path, extra: str = "") -> dict[str, str]:
+    """What the processes see: this checkout first, then wheels, one thread each unless they say otherwise, and where
+    Numba's compiler is (``links`` as in :func:`gpu_toolkit.compilers`)."""
     paths = [str(ROOT), str(TOOLS), extra, os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     for name in ("NUMBA_ENABLE_CUDASIM", "METRALE_LAUNCH"):
         found.pop(name, None)
+    found |= compilers(found, links, Path(extra) if extra else None)
     return found | ({"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""} if rehearse else {})
 
 
@@ -232,7 +242,7 @@ def main() -> int:
         place = Path(folder)
         if options.wheels is not None and (wrong := unpack(options.wheels, place / "wheels")):
             report.failures.append(wrong)
-        seen = environment(options.rehearse, str(place / "wheels") if options.wheels else "")
+        seen = environment(options.rehearse, place / "nvvm", str(place / "wheels") if options.wheels else "")
         deadline = report.began + options.limit - RESERVE
         jobs = Jobs(place, seen, deadline, report.take, report.told)
         try:

@@ -6,6 +6,7 @@ torch, numba and the engine are imported inside, where something needs them: a m
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import platform
 import time
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from gpu_toolkit import REMEDY
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "numba-cuda", "numba", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "cuda-bindings")
@@ -60,23 +63,38 @@ class Task:
         return backend("torch" if self.rehearse else "cuda")
 
 
-def why_not() -> str | None:
-    """Why there is nothing to run on, or None."""
+def why_not() -> tuple[str, str]:
+    """What keeps the check from running, and why; two empty texts if nothing does. A ``reason``: there is nothing to
+    run on. A ``problem``: torch sees a GPU, but Numba cannot compile for it or not reach it."""
     try:
         import torch
-        from numba import cuda
     except ImportError as error:
-        return f"{error}; `pip install 'metrale[engine]'` installs what it needs"
+        return "reason", f"{error}; `pip install 'metrale[engine]'` installs what it needs"
     if not torch.cuda.is_available():
-        return "torch sees no CUDA GPU here"
-    return None if cuda.is_available() else "numba-cuda sees no CUDA GPU here"
+        return "reason", "torch sees no CUDA GPU here"
+    try:
+        from numba import cuda, float32
+
+        # Needs libnvvm and libdevice, and an NVVM that knows this GPU.
+        cuda.compile(_halved, (float32[::1],), cc=torch.cuda.get_device_capability(), output="ptx", abi="numba")
+        if not cuda.is_available():
+            return "problem", f"torch sees a GPU, numba-cuda sees none: {cuda.cuda_error() or 'no error is told'}"
+    except Exception as error:
+        told = " ".join(str(error).split())
+        return "problem", f"torch sees a GPU, but Numba cannot compile: {type(error).__name__}: {told}; {REMEDY}"
+    return "", ""
+
+
+def _halved(x: Any) -> None:
+    """A kernel with a function of libdevice."""
+    x[0] = math.exp(-x[0])
 
 
 def probe(task: Task) -> Iterator[Result]:
     """What it runs on, one tiny kernel, and whether torch can capture Numba's launches."""
-    reason = None if task.rehearse else why_not()
-    if reason is not None:
-        yield "machine", "reason", reason, []
+    kind, why = ("", "") if task.rehearse else why_not()
+    if kind:
+        yield "machine", kind, why, [why] if kind == "problem" else []
         return
     yield from (("machine", name, value, []) for name, value in machine(task.rehearse).items())
     found = smoke(task)

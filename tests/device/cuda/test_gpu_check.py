@@ -105,7 +105,7 @@ def test_wheels_are_put_on_the_path(tmp_path, tools):
         file.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr("small-1.0.dist-info/RECORD", "small.py,,\n")
     assert gpu_check.unpack(tmp_path, tmp_path / "into") == ""
-    seen = gpu_check.environment(False, str(tmp_path / "into"))
+    seen = gpu_check.environment(False, tmp_path / "links", str(tmp_path / "into"))
     code = "import small, metrale, gpu_sections; print(small.VALUE)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=seen, check=False)
     assert done.stdout == "7\n", done.stderr

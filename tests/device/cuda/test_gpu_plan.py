@@ -37,7 +37,8 @@ class Jobs:
         self.prepared -= len(running)
         if running[0].job.name == "probe":
             for section, name, value in self.probes.pop(0):
-                self.report.take({"section": section, "name": name, "value": value, "failures": []})
+                failures = [value] if name == "problem" else []
+                self.report.take({"section": section, "name": name, "value": value, "failures": failures})
         for one in running:
             for section in one.job.sections:
                 self.report.told(section, "done", "")
@@ -94,6 +95,21 @@ def test_a_probe_that_answers_nothing_is_tried_with_numbas_launches(tmp_path):
     report, jobs, _ = checked(tmp_path, [[], []])
     assert jobs.finished == [["probe"], ["probe"]]
     assert report.sections["engine"]["state"] == "not run"
+
+
+def test_a_gpu_that_numba_cannot_use_fails_once_and_ends_the_check(tmp_path):
+    report, jobs, _ = checked(tmp_path, [[("machine", "problem", "Numba cannot compile")]])
+    assert jobs.finished == [["probe"]]
+    assert report.failures == ["machine: Numba cannot compile"]
+    assert report.content["status"] == "run"
+    states = {name: entry["state"] for name, entry in report.sections.items() if name not in ("smoke", "graph capture")}
+    assert states == {"machine": "done"} | dict.fromkeys(list(states)[1:], "not run")
+    assert "* machine: Numba cannot compile" in (tmp_path / "gpu_check.md").read_text().split("\n")
+
+
+def test_without_a_gpu_nothing_else_is_tried(tmp_path):
+    report, jobs, _ = checked(tmp_path, [[("machine", "reason", "torch sees no CUDA GPU here")]])
+    assert (jobs.finished, report.failures, report.content["status"]) == ([["probe"]], [], "not run")
 
 
 def test_without_a_capture_no_graphs_are_asked_for(tmp_path):

@@ -15,6 +15,7 @@ import struct
 from typing import Any
 
 import torch
+from cuda.bindings import driver
 from numba import types
 
 Argument = torch.Tensor | int | float
@@ -80,8 +81,6 @@ class PackedLauncher:
         self, kernel: Any, grid: tuple[int, ...], block: int, stream: int, arguments: tuple[Argument, ...]
     ) -> None:
         """Queue a kernel on a stream (its handle). Raises RuntimeError with the driver's word for what went wrong."""
-        from cuda.bindings import driver
-
         kinds = [one.dtype if isinstance(one, torch.Tensor) else type(one) for one in arguments]
         key = (kernel, *kinds)
         found = self._made.get(key)

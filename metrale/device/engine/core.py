@@ -53,16 +53,17 @@ class EngineCore:
         self.streams: Streams | CudaStreams = streams or Streams()
         if on.type == "cuda":
             self._on_a_gpu()
-        self.head: DraftHead | None = None
-        if config.draft_head:
-            room = options.max_sequences, options.max_seq_len
-            self.head = DraftHead(kernels, config, tensors, self.decoder, *room)
         self.pool = BlockPool(options.total_blocks, options.held_blocks)
         self.slots = PhysicalSlots(options.max_sequences)
         self.labels = SlotBook()
         self.memory: Memory = new_memory(
             config, options.total_blocks, options.block_size, options.max_sequences, on, dtype
         )
+        self.head: DraftHead | None = None
+        if config.draft_head:
+            room = options.max_sequences, options.max_seq_len
+            self.head = DraftHead(kernels, config, tensors, self.decoder, *room)
+            self.memory.history = torch.empty((room[0] * room[1] + 1, config.hidden_size), device=on, dtype=dtype)
         self.adapters = AdapterTable()
         self.cache: PrefixCache | None = None
         if options.prefix_cache:
@@ -134,10 +135,15 @@ class EngineCore:
                 slot=state.slot,
                 write=start + i >= floor,
                 adapter=state.adapter,
-                history=state.history if start + i < self.options.max_seq_len else None,
+                history=self.history_row(state, start + i),
             )
             for i, token in enumerate(tokens)
         ]
+
+    def history_row(self, state: EngineState, position: int) -> int:
+        """Where the drafter finds the hidden row of a position; -1 where it has no room for one."""
+        room = self.options.max_seq_len
+        return state.slot * room + position if self.head is not None and position < room else -1
 
     def launch(
         self,
@@ -156,7 +162,8 @@ class EngineCore:
         logits, hidden, cells, scripted = self.logits, self.hidden, self.cells, dict(forced or {})
 
         def work() -> None:
-            self.decoder.forward(rows, self.memory, cells, hidden, logits, recurrent)
+            recorded = recurrent and stream == DEFAULT
+            self.decoder.forward(rows, self.memory, cells, hidden, logits, recurrent, recorded)
             for row, token in scripted.items():
                 logits[row] = 0.0
                 if token < logits.shape[1]:
@@ -228,4 +235,4 @@ class EngineCore:
 
     def copy_state(self, slot: int, position: int) -> Saved:
         """Room for a copy of a slot's recurrent state; it is filled by work queued later."""
-        return Saved(position, self.memory.h[slot].clone().zero_(), self.memory.conv[slot].clone().zero_())
+        return Saved(position, torch.zeros_like(self.memory.h[slot]), torch.zeros_like(self.memory.conv[slot]))

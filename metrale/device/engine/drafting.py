@@ -96,10 +96,11 @@ class Drafting(EngineCore):
         """What the head is asked for one sequence, within the positions it has room for."""
         state = state_of(one.seq)
         assert state.draft is not None
-        assert state.history is not None
+        assert self.memory.history is not None
         self.streams.wait(DEFAULT, state.prefill, "propose-after-prefill")
-        room = self.options.max_seq_len - one.pos - 1
-        return Proposal(state.draft, state.history, tokens, state.history_from, one.saved, min(count, room))
+        room = self.options.max_seq_len
+        history = self.memory.history[state.slot * room : (state.slot + 1) * room]
+        return Proposal(state.draft, history, tokens, state.history_from, one.saved, min(count, room - one.pos - 1))
 
     def trim_proposer_state(self, seq: Sequence, accepted: int, stream: int) -> None:
         """The drafter's rows are indexed by position: nothing to trim."""

@@ -177,7 +177,7 @@ class Forwards(EngineCore):
         self.take_blocks([self.blocks_before(seq, 1)])
         forced: dict[int, int] = {}
         rows = self._steps([token], [seq], forced)
-        rows[0].history = None
+        rows[0].history = -1
         state = state_of(seq)
         rec = state.rec
         self.launch(DEFAULT, [seq], rows, forced, recurrent=False)

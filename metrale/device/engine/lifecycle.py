@@ -28,8 +28,6 @@ class Lifecycle(EngineCore):
         slot = self.slots.take()
         state = EngineState(slot)
         if self.head is not None:
-            shape = (self.options.max_seq_len, self.config.hidden_size)
-            state.history = torch.empty(shape, device=self.on, dtype=self.dtype)
             state.draft = self.head.new_memory(slot)
 
         def work() -> None:
@@ -145,6 +143,7 @@ class Lifecycle(EngineCore):
         nothing = torch.empty(0)
         self.memory.keys, self.memory.values = [], []
         self.memory.h = self.memory.conv = nothing
+        self.memory.history = None
         self.logits = self.hidden = self.saved = self.stash = self.cells = nothing
         self.buffers.clear()
         if left:

@@ -47,7 +47,6 @@ class EngineState:
     secondary: Mark | None = None
     prefill: Mark | None = None
     adapter: LoraAdapter | None = None
-    history: torch.Tensor | None = None
     history_from: int = 0
     draft: DraftMemory | None = None
     match: Match | None = None

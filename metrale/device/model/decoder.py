@@ -10,6 +10,7 @@ import torch
 
 from ..checkpoint.config import FULL, LINEAR, ModelConfig
 from ..kernels import dispatch
+from ..kernels.transfer import send
 from .dense import Mlp, Projection, Stack
 from .experts import Experts
 from .rope import RopeTable
@@ -29,13 +30,20 @@ class Graphs(Protocol):
 class Memory:
     """What persists between forwards. K and V: per attention layer [blocks + 1, block_size, KV, D], the last block is
     the dummy. Recurrent, per slot and layer: ``h`` [slots + 1, layers, Hv, Dk, Dv], ``conv`` [slots + 1, layers,
-    taps - 1, C], the last slot is the dummy."""
+    taps - 1, C], the last slot is the dummy. ``history`` [rows, W] are the drafter's hidden rows, a stretch for each
+    slot by position, the last row nobody reads; None without a draft head."""
 
     keys: list[Tensor]
     values: list[Tensor]
     h: Tensor
     conv: Tensor
     block_size: int
+    history: Tensor | None = None
+
+    @property
+    def forgotten(self) -> int:
+        """The row of the history that nobody reads."""
+        return 0 if self.history is None else self.history.shape[0] - 1
 
     @property
     def dummy(self) -> int:
@@ -193,18 +201,22 @@ class Decoder:
         hidden: Tensor,
         logits: Tensor,
         recurrent: bool = True,
+        recorded: bool = False,
     ) -> None:
         """Run ``rows`` through the layers. Fills rows of ``hidden`` (before the final norm) and of ``logits``.
 
         Rows of one sequence must follow each other in the order of their positions. ``recurrent`` false skips the
-        recurrent layers (self-speculation).
+        recurrent layers (self-speculation). ``recorded``: a recording of the step may be used (on D alone: recordings
+        share their memory).
         """
         self.rope.reach(max(row.position for row in rows) + 1)
-        if self.graphs is not None and recurrent and self.graphs.run(rows, memory, cells, hidden, logits):
+        if recorded and self.graphs is not None and self.graphs.run(rows, memory, cells, hidden, logits):
             return
-        for tile in tiles(rows, self.width, memory.block_size, memory.dummy, self.taps, self.device):
+        sizes = memory.block_size, memory.dummy, self.taps, self.device, memory.forgotten
+        for tile in tiles(rows, self.width, *sizes):
             x = self.layered(tile, memory, cells, recurrent)
             self._deliver(x, tile, hidden, logits)
+            remember(x, tile, memory)
 
     def layered(self, tile: Tile, memory: Memory, cells: Tensor, recurrent: bool = True) -> Tensor:
         """Hidden rows [R, W] of a tile after the last layer, before the final norm."""
@@ -232,10 +244,10 @@ class Decoder:
             _put(picked, places, x)
             _put(logits, [(to, i) for i, (to, _) in enumerate(wanted)], self.judged(picked))
         _put(hidden, [(row.hidden, i) for i, row in enumerate(tile.rows) if row.hidden >= 0], x)
-        remember(x, tile.rows)
 
     def release(self) -> None:
-        """Let go of all weights; the decoder is not used afterwards."""
+        """Let go of all weights and recordings; the decoder is not used afterwards."""
+        self.graphs = None
         self.layers.clear()
         self.embeddings = self.head = self.norm = torch.empty(0)
 
@@ -248,11 +260,10 @@ class Decoder:
         return self.scores(self.k.rms_norm(x, self.norm, self.config.eps))
 
 
-def remember(x: Tensor, rows: list[InputRow]) -> None:
-    """Rows of x to the histories that want them."""
-    for i, row in enumerate(rows):
-        if row.history is not None:
-            row.history[row.position] = x[i]
+def remember(x: Tensor, tile: Tile, memory: Memory) -> None:
+    """Hidden rows to the drafter's history."""
+    if tile.history is not None and memory.history is not None:
+        memory.history.index_copy_(0, tile.history, x)
 
 
 def _put(target: Tensor, pairs: list[tuple[int, int]], source: Tensor) -> None:
@@ -263,7 +274,8 @@ def _put(target: Tensor, pairs: list[tuple[int, int]], source: Tensor) -> None:
     if all(pair == (to + i, at + i) for i, pair in enumerate(pairs)):
         target[to : to + count] = source[at : at + count]
     else:
-        target[[to for to, _ in pairs]] = source[[at for _, at in pairs]]
+        picked = source.index_select(0, send([at for _, at in pairs], source.device))
+        target.index_copy_(0, send([to for to, _ in pairs], source.device), picked.to(target.dtype))
 
 
 def _norm_weight(config: ModelConfig, tensors: dict[str, Tensor], name: str) -> Tensor:

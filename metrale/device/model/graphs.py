@@ -7,8 +7,10 @@ pools and arenas stay where they are. A recording is used while all those addres
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -42,10 +44,19 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Replay:
-        """Other streams and threads may go on meanwhile."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        """Other streams and threads may go on meanwhile. No garbage is collected: a graph must not be destroyed now."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            # A capture that cannot be ended leaves its own stream the current one.
+            torch.cuda.set_stream(stream)
+            raise
+        finally:
+            gc.enable()
         return graph.replay
 
 
@@ -57,30 +68,49 @@ class StepNumbers:
 
     def __init__(self, rows: int, width: int, windows: list[int], on: torch.device) -> None:
         self.rows, self.width, self.windows = rows, width, windows
-        sizes = [rows] * 5 + [2 * rows] * len(windows) + [rows * width]
+        sizes = [rows] * 6 + [2 * rows] * len(windows) + [rows * width]
         self.buffer = torch.zeros(sum(sizes), dtype=torch.int64, device=on)
-        self.ids, self.fed, self.positions, self.where, self.places, *spans, tables = self.buffer.split(sizes)
+        parts = self.buffer.split(sizes)
+        self.ids, self.fed, self.positions, self.where, self.places, self.history, *spans, tables = parts
         self.spans = {window: span.view(rows, 2) for window, span in zip(windows, spans, strict=True)}
         self.tables = tables.view(rows, width)
 
-    def set(self, rows: list[InputRow], block_size: int, dummy: int) -> None:
+    def set(self, rows: list[InputRow], memory: Memory) -> None:
         """Send the numbers of a step."""
+        size, dummy, forgotten = memory.block_size, memory.dummy, memory.forgotten
         numbers = [row.token for row in rows] + [int(row.fed) for row in rows] + [row.position for row in rows]
-        numbers += [written(row, block_size, dummy) for row in rows] + [row.slot for row in rows]
+        numbers += [written(row, size, dummy) for row in rows] + [row.slot for row in rows]
+        numbers += [row.history if row.history >= 0 else forgotten for row in rows]
         for window in self.windows:
             for row in rows:
                 numbers += (first_seen(row, window), row.position + 1)
-        tables = [torch.nn.functional.pad(row.table, (0, self.width - len(row.table))) for row in rows]
-        self.buffer.copy_(send(torch.cat([torch.tensor(numbers), *tables]), self.buffer.device))
+        on_gpu = self.buffer.device.type == "cuda"
+        host = torch.zeros(self.buffer.numel(), dtype=torch.int64, pin_memory=on_gpu)
+        filled = host.numpy()
+        filled[: len(numbers)] = numbers
+        for i, row in enumerate(rows):
+            start = len(numbers) + i * self.width
+            filled[start : start + len(row.table)] = row.table.numpy()
+        self.buffer.copy_(host, non_blocking=True)
 
-    def idle(self, dummy_block: int, dummy_slot: int, block_size: int) -> None:
-        """Numbers of a step that touches dummy block and dummy slot only."""
+    def idle(self, memory: Memory) -> None:
+        """Numbers of a step that touches dummy block, dummy slot and the forgotten row of the history only."""
         self.buffer.zero_()
-        self.where.fill_(dummy_block * block_size)
-        self.places.fill_(dummy_slot)
-        self.tables.fill_(dummy_block)
+        self.where.fill_(memory.dummy)
+        self.places.fill_(memory.h.shape[0] - 1)
+        self.history.fill_(memory.forgotten)
+        self.tables.fill_(memory.dummy // memory.block_size)
         for span in self.spans.values():
             span[:, 1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded step. ``tile`` holds tensors that were made before it was recorded and that every replay reads."""
+
+    numbers: StepNumbers
+    tile: Tile
+    replay: Replay
 
 
 class DecodeGraphs:
@@ -91,7 +121,7 @@ class DecodeGraphs:
         self.reason = ""
         self.windows = sliding_windows(decoder.config)
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._kept: OrderedDict[tuple[int, ...], tuple[StepNumbers, Replay]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], Recording] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -107,10 +137,8 @@ class DecodeGraphs:
         if found is None:
             return False
         self._kept.move_to_end(key)
-        numbers, replay = found
-        numbers.set(rows, memory.block_size, memory.dummy)
-        replay()
-        remember(hidden, rows)
+        found.numbers.set(rows, memory)
+        found.replay()
         return True
 
     def takes(self, rows: list[InputRow]) -> bool:
@@ -125,43 +153,44 @@ class DecodeGraphs:
 
     def _record(
         self, key: tuple[int, ...], memory: Memory, cells: Tensor, hidden: Tensor, logits: Tensor
-    ) -> tuple[StepNumbers, Replay] | None:
+    ) -> Recording | None:
         """A recording for a shape that has been seen often enough, if it can be made."""
         self._seen[key] += 1
         if self._seen[key] < SEEN:
             return None
         count, width = key[:2]
         numbers = StepNumbers(count, width, self.windows, self.decoder.device)
-        tile = self._tile(numbers, memory.block_size)
+        tile = self._tile(numbers, memory)
 
         @torch.inference_mode()
         def step() -> None:
             x = self.decoder.layered(tile, memory, cells)
             logits[:count].copy_(self.decoder.judged(x))
             hidden[:count].copy_(x)
+            remember(x, tile, memory)
 
         try:
             # Once for real, so that nothing is compiled or loaded while the step is recorded.
-            numbers.idle(memory.dummy // memory.block_size, memory.h.shape[0] - 1, memory.block_size)
+            numbers.idle(memory)
             step()
             replay = self.recorder.record(step)
         except RuntimeError as error:
             self.reason = str(error).splitlines()[0]
             self._kept.clear()
             return None
-        self._kept[key] = numbers, replay
+        self._kept[key] = Recording(numbers, tile, replay)
         if len(self._kept) > KEPT:
             old, _ = self._kept.popitem(last=False)
             del self._seen[old]
         return self._kept[key]
 
-    def _tile(self, numbers: StepNumbers, block_size: int) -> Tile:
+    def _tile(self, numbers: StepNumbers, memory: Memory) -> Tile:
         """A tile whose tensors are the buffer's views; its rows say how many there are and nothing else."""
         count, on = numbers.rows, self.decoder.device
         rows = [InputRow(0, 0, torch.zeros(1, dtype=torch.int64), slot) for slot in range(count)]
         _, window, tail = windows_of(rows, count, self.decoder.taps)
         starts = send(list(range(count + 1)), on)
-        longest = numbers.width * block_size
+        longest = numbers.width * memory.block_size
         return Tile(
             rows=rows,
             ids=numbers.ids,
@@ -171,6 +200,7 @@ class DecodeGraphs:
             places=numbers.places,
             window=send(window, on),
             tail=send(tail, on),
+            history=None if memory.history is None else numbers.history,
             runs=Runs([0] * count, (numbers.places, starts)),
             pagings={
                 window: Paging([], [longest] * count, [0] * count, self._plan(numbers, window, longest))

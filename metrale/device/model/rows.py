@@ -29,7 +29,8 @@ class InputRow:
 
     ``token`` is an id, or the feed cell that holds it when ``fed``. ``table`` lists the blocks of the sequence (host),
     ``slot`` is its place in the recurrent pool. ``write`` is false where the K/V of this position is shared and stands
-    already. ``first`` is the oldest position it attends to. ``history`` keeps hidden rows by position for the drafter.
+    already. ``first`` is the oldest position it attends to. ``history`` is the row of the drafter's
+    history that keeps this hidden row, or -1.
     ``logits`` is the arena row of the result, or -1.
     """
 
@@ -42,7 +43,7 @@ class InputRow:
     first: int = 0
     adapter: LoraAdapter | None = None
     inter: Intermediate | None = None
-    history: torch.Tensor | None = None
+    history: int = -1
     hidden: int = -1
     logits: int = -1
 
@@ -53,7 +54,8 @@ class Tile:
 
     On the device: ``ids`` [R], or where ``fed`` [R] is set the numbers of the feed cells that hold them; ``positions``
     and flat K/V positions ``where`` [R]; ``places``, the distinct recurrent slots; ``window`` and ``tail`` as
-    :func:`windows_of` makes them. The host looks at none of their values when the tile is ``fixed``.
+    :func:`windows_of` makes them; ``history`` [R], the rows that keep hidden rows for the drafter, if any do. The host
+    looks at none of their values when the tile is ``fixed``.
     """
 
     rows: list[InputRow]
@@ -64,6 +66,7 @@ class Tile:
     places: torch.Tensor
     window: torch.Tensor
     tail: torch.Tensor
+    history: torch.Tensor | None
     runs: Runs
     loras: list[tuple[torch.Tensor, LoraAdapter]] = field(default_factory=list)
     pagings: dict[int, Paging] = field(default_factory=dict)
@@ -83,33 +86,44 @@ def first_seen(row: InputRow, window: int) -> int:
     return max(row.first, row.position + 1 - window) if window else row.first
 
 
-def tiles(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Iterator[Tile]:
+def tiles(
+    rows: list[InputRow],
+    width: int,
+    block_size: int,
+    dummy: int,
+    taps: int,
+    on: torch.device,
+    forgotten: int = 0,
+) -> Iterator[Tile]:
     """Cut ``rows`` into tiles of ``width`` rows, the last one padded; 0: of as many as there are, up to MOST_ROWS.
-    ``dummy`` is the flat K/V position of padding."""
+    ``dummy`` is the flat K/V position of padding, ``forgotten`` the row of the history that nobody reads."""
     for at in range(0, len(rows), width or MOST_ROWS):
         part = rows[at : at + (width or MOST_ROWS)]
-        yield _tile(part, width or len(part), block_size, dummy, taps, on)
+        yield _tile(part, width or len(part), block_size, dummy, taps, on, forgotten)
 
 
-def _tile(rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device) -> Tile:
+def _tile(
+    rows: list[InputRow], width: int, block_size: int, dummy: int, taps: int, on: torch.device, forgotten: int
+) -> Tile:
     pad = [0] * (width - len(rows))
     where = [written(row, block_size, dummy) for row in rows] + [dummy] * len(pad)
     slots, window, tail = windows_of(rows, width, taps)
-    fed = [row.fed for row in rows]
+    fed, kept = [row.fed for row in rows], [row.history for row in rows]
     parts = [torch.tensor([row.token for row in rows] + pad), torch.tensor([row.position for row in rows] + pad)]
     parts += [torch.tensor(where), torch.tensor(slots), window, tail]
-    if any(fed):
-        parts.append(torch.tensor([*fed, *pad], dtype=torch.int64))
-    ids, positions, places_written, places, window, tail, *cells = send_together(parts, on)
+    parts.append(torch.tensor([*fed, *pad], dtype=torch.int64))
+    parts.append(torch.tensor([forgotten if at < 0 else at for at in kept] + [forgotten] * len(pad)))
+    ids, positions, where_written, places, window, tail, cells, history = send_together(parts, on)
     return Tile(
         rows=rows,
         ids=ids,
-        fed=cells[0] if cells else None,
+        fed=cells if any(fed) else None,
         positions=positions,
-        where=places_written,
+        where=where_written,
         places=places,
         window=window,
         tail=tail,
+        history=history if max(kept) >= 0 else None,
         runs=Runs([row.slot for row in rows]),
         loras=_adapters(rows, width, on),
     )

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from device.cuda.recorder import CpuRecorder
+from device.cuda.recorder import CpuRecorder, held
 from device.support import HYBRID, LLAMA, config_of, device_for, prompt_of, random_tensors, start
 from metrale.device.cuda import backend
 from metrale.device.engine import EngineDevice, EngineOptions
@@ -38,13 +38,14 @@ def engine(values: dict) -> EngineDevice:
 
 def standing(device: EngineDevice) -> list[torch.Tensor]:
     memory = device.memory
-    return [*memory.keys, *memory.values, memory.h, memory.conv, device.logits, device.hidden, device.cells]
+    history = [] if memory.history is None else [memory.history]
+    return [*memory.keys, *memory.values, memory.h, memory.conv, device.logits, device.hidden, device.cells, *history]
 
 
 def lasting(device: EngineDevice) -> list[torch.Tensor]:
-    """The same without the dummy block and slot, where rows of padding write."""
-    pools = len(device.memory.keys) * 2 + 2
-    return [tensor[:-1] for tensor in standing(device)[:pools]] + standing(device)[pools:]
+    """The same without the dummy block and slot and the forgotten row, where rows of padding write."""
+    arenas = (device.logits, device.hidden, device.cells)
+    return [one if any(one is arena for arena in arenas) else one[:-1] for one in standing(device)]
 
 
 def decoded(device: EngineDevice, steps: int) -> list[list[int]]:
@@ -86,10 +87,27 @@ def fed(device: EngineDevice, steps: int) -> list[list[int]]:
 def compared(values: dict, way, steps: int) -> dict[str, object]:
     """Tokens beside those of the reference kernels, and the recurrent states and arenas that are left."""
     plain, recorded = device_for(values, total_blocks=32, max_sequences=4, max_seq_len=64), engine(values)
+    for device in (plain, recorded):
+        if device.memory.history is not None:
+            device.memory.history.zero_()
     same = way(plain, steps) == way(recorded, steps)
     close = all(torch.allclose(a, b, atol=1e-3) for a, b in zip(lasting(plain), lasting(recorded), strict=True))
     recorder = recorded.decoder.graphs.recorder
-    return {"same": same and close, "recorded": recorder.recorded, "replayed": recorder.replayed}
+    kept = recorder.outside <= held(recorded, set())
+    return {"same": same and close, "kept": kept, "recorded": recorder.recorded, "replayed": recorder.replayed}
+
+
+def dropped() -> dict[str, object]:
+    """A control: what a step reads is not all kept once its tile is gone."""
+    device = engine(HYBRID)
+    seq = start(device, [1])
+    device.prefill([1], seq, 0)
+    device.decode_batch([2], [seq], 0)
+    outside = device.decoder.graphs.recorder.outside
+    before = outside <= held(device, set())
+    for recording in device.decoder.graphs._kept.values():
+        object.__setattr__(recording, "tile", None)
+    return {"kept": [before, outside <= held(device, set())]}
 
 
 def refused() -> dict[str, object]:
@@ -143,5 +161,6 @@ if __name__ == "__main__":
         "all experts": without_gathering(compared, HYBRID, decoded, 2),
         "looked": without_gathering(looked),
         "bounded": bounded(),
+        "dropped": dropped(),
     }
     print(json.dumps(found))

@@ -33,7 +33,7 @@ def looked(tensor: torch.Tensor, *_: object, **__: object) -> None:
 def storages(found: Any) -> set[int]:
     """Storage addresses of all tensors in nested arguments."""
     if isinstance(found, torch.Tensor):
-        return {found.untyped_storage().data_ptr()}
+        return {found.untyped_storage().data_ptr()} - {0}
     if isinstance(found, (list, tuple)):
         return set().union(*map(storages, found)) if found else set()
     return set()
@@ -45,12 +45,18 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Callable[[], object]] = []
+        self.inside: set[int] = set()
+        self.outside: set[int] = set()
+        """Memory that the steps use and did not make: a graph does not keep it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if str(func).startswith(FORBIDDEN):
             raise HostLooked(f"{func} while a step is recorded")
         kwargs = kwargs or {}
+        self.outside |= storages([*args, *kwargs.values()]) - self.inside
         out = func(*args, **kwargs)
+        if not storages(out) & self.outside:
+            self.inside |= storages(out)
         fresh = isinstance(out, torch.Tensor) and not storages(out) & storages(list(args))
         if fresh:
             self.steps.append(lambda: out.copy_(func(*args, **kwargs)))
@@ -65,14 +71,32 @@ class Tape(TorchDispatchMode):
             launch.launch(kernel, grid, block, *arguments)
 
         step()
+        self.outside |= storages(list(arguments)) - self.inside
         self.steps.append(step)
+
+
+def held(found: Any, seen: set[int]) -> set[int]:
+    """Storages of all tensors that our own objects reach."""
+    if isinstance(found, torch.Tensor):
+        return storages(found)
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, (list, tuple)):
+        return set().union(*(held(one, seen) for one in found)) if found else set()
+    ours = type(found).__module__.startswith("metrale.device")
+    if not ours or id(found) in seen:
+        return set()
+    seen.add(id(found))
+    names = [*getattr(found, "__dict__", ()), *getattr(type(found), "__slots__", ())]
+    return held([getattr(found, name, None) for name in names], seen)
 
 
 class CpuRecorder:
     """``standing`` are the tensors that a step may change."""
 
     def __init__(self, standing: Callable[[], list[torch.Tensor]]) -> None:
-        self.standing, self.recorded, self.replayed, self.sizes = standing, 0, 0, []
+        self.standing, self.recorded, self.replayed = standing, 0, 0
+        self.outside: set[int] = set()
 
     def record(self, work: Callable[[], None]) -> Callable[[], object]:
         before = [tensor.clone() for tensor in self.standing()]
@@ -87,7 +111,7 @@ class CpuRecorder:
         for tensor, old in zip(self.standing(), before, strict=True):
             tensor.copy_(old)
         self.recorded += 1
-        self.sizes.append(len(tape.steps))
+        self.outside |= tape.outside
 
         @torch.inference_mode()
         def replay() -> None:

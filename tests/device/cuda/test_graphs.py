@@ -14,11 +14,12 @@ def test_recorded_steps():
     run = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout) == {
-        "sliding": {"same": True, "recorded": 2, "replayed": 3},
-        "hybrid": {"same": True, "recorded": 1, "replayed": 1},
-        "fed": {"same": True, "recorded": 1, "replayed": 2},
+        "sliding": {"same": True, "kept": True, "recorded": 2, "replayed": 3},
+        "hybrid": {"same": True, "kept": True, "recorded": 1, "replayed": 1},
+        "fed": {"same": True, "kept": True, "recorded": 1, "replayed": 2},
         "refused": {"same": True, "reason": "operation not permitted when stream is capturing", "kept": 0},
-        "all experts": {"same": True, "recorded": 1, "replayed": 1},
+        "all experts": {"same": True, "kept": True, "recorded": 1, "replayed": 1},
         "looked": {"reason": "a tensor is read while a step is recorded"},
         "bounded": {"recorded": 2, "kept": 1},
+        "dropped": {"kept": [True, False]},
     }

@@ -54,6 +54,8 @@ MEASURED = ("bandwidth", "decode steps", "engine")
 SECTIONS = ("machine", "smoke", "graph capture", *CHECKED, *MEASURED)
 LIMITS = {"probe": 75.0, "checked": 140.0, "bandwidth": 70.0, "decode steps": 50.0, "engine": 60.0}
 """Most seconds of a process once it may go on."""
+QUIET = 40.0
+"""Most seconds to wait, before anything is measured, for processes that compile or do not end."""
 
 
 def parts(cores: int, many: bool, rehearse: bool) -> dict[str, int]:
@@ -105,7 +107,10 @@ class Check:
             waiting = {}
             for name, group in checks.items():
                 self._finish_new(name, [part for _, part in group], LIMITS["checked"])
+        busy = self.jobs.settle(list(waiting.values()), QUIET)
         for name in MEASURED:
+            if busy:
+                self.report.note(name, f"not alone at the start of the measurements: {', '.join(busy)}")
             if name in waiting:
                 self._finish([waiting[name]], LIMITS[name])
             else:
@@ -176,7 +181,12 @@ def work(name: str, part: tuple[int, int], rehearse: bool, graphs: bool, records
 
         try:
             waits = turn()
-            told = waits if done is None else lambda: None
+
+            def prepared() -> None:
+                write({"ready": True})
+                waits()
+
+            told = prepared if done is None else lambda: None
             task = gpu_sections.Task(part, rehearse, graphs, told, done or 0, start_again)
             for section, label, value, failures in gpu_sections.TASKS[name](task):
                 write({"section": section, "name": label, "value": value, "failures": failures})

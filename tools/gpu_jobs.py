@@ -37,13 +37,15 @@ class Job:
 
 @dataclass(slots=True)
 class Running:
-    """A started job. ``read`` bytes of its records have been looked at; ``ended`` once it said that it was through."""
+    """A started job. ``read`` bytes of its records have been looked at; ``ready`` once it said that it was prepared and
+    waits, ``ended`` once it said that it was through."""
 
     job: Job
     process: subprocess.Popen[bytes]
     records: Path
     log: Path
     read: int = 0
+    ready: bool = False
     ended: bool = False
     found: list[Record] = field(default_factory=list)
 
@@ -57,8 +59,9 @@ class Running:
         whole = data[: data.rfind(b"\n") + 1]
         self.read += len(whole)
         found = [json.loads(line) for line in whole.splitlines()]
+        self.ready = self.ready or any("ready" in record for record in found)
         self.ended = self.ended or any("end" in record for record in found)
-        return [record for record in found if "end" not in record]
+        return [record for record in found if "section" in record]
 
     def last_words(self) -> str:
         """The end of what it wrote to its log, in one line."""
@@ -130,6 +133,22 @@ class Jobs:
             why = f"{running.job.name}: killed after {time.monotonic() - begun:.0f} s"
             for section in running.job.sections:
                 self.told(section, "killed", why)
+
+    def settle(self, waiting: list[Running], limit: float) -> list[str]:
+        """Wait until nobody is busy, ``limit`` seconds at most and never past the deadline: those that wait for their
+        turn are prepared, all others are gone. Names of those that are still busy."""
+        until = min(time.monotonic() + limit, self.deadline)
+        while busy := [running.job.name for running in self.started if self._busy(running, waiting)]:
+            if time.monotonic() >= until:
+                break
+            time.sleep(POLL)
+        return busy
+
+    def _busy(self, running: Running, waiting: list[Running]) -> bool:
+        if running.process.poll() is not None:
+            return False
+        self._collect(running)
+        return not (running.ready and running in waiting)
 
     def _over(self, running: Running) -> bool:
         status = running.process.poll()

@@ -61,6 +61,11 @@ class Report:
         entry["until"] = round(self.spent, 1)
         self.write()
 
+    def note(self, section: str, text: str) -> None:
+        """Something to know about a section's results."""
+        self.sections[section].setdefault("notes", []).append(text)
+        self.write()
+
     def leave_out(self, section: str, why: str) -> None:
         """A section, or what is left of it, is not run."""
         entry = self.sections[section]

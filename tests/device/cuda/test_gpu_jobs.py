@@ -79,6 +79,47 @@ def test_a_process_waits_for_its_turn(parts):
     assert written(report)["sections"]["one"]["results"] == {"line": "go\n"}
 
 
+READY = "write(ready=True)\nsys.stdin.readline()\nwrite(end=True)"
+
+
+def test_measurements_start_when_all_that_wait_are_prepared(parts):
+    _, jobs, start = parts
+    first, second = start(READY), start("time.sleep(0.5)\n" + READY, "two")
+    assert jobs.settle([first, second], 60) == []
+    assert (first.ready, second.ready, first.ended, second.ended) == (True, True, False, False)
+    jobs.finish([first], 60)
+    assert (first.ended, second.ended) == (True, False)
+
+
+def test_one_that_waits_is_busy_for_who_does_not_expect_it(parts):
+    _, jobs, start = parts
+    waiting = start(READY)
+    assert jobs.settle([waiting], 60) == []
+    assert jobs.settle([], 0.1) == ["one"]
+
+
+def test_who_does_not_get_prepared_or_does_not_end_is_named(parts):
+    _, jobs, start = parts
+    start("result('first', 1)\ntime.sleep(600)", "two")
+    slow = start("time.sleep(600)")
+    assert jobs.settle([slow], 0.2) == ["two", "one"]
+
+
+def test_a_process_that_crashes_while_it_is_prepared_is_not_waited_for(parts):
+    report, jobs, start = parts
+    crashed = start("sys.exit('no kernel')")
+    assert jobs.settle([crashed], 60) == []
+    jobs.finish([crashed], 60)
+    assert report.failures == ["one: one: exit status 1: no kernel"]
+
+
+def test_notes_are_no_failures(parts):
+    report, _, _ = parts
+    report.note("one", "beside another")
+    entry = written(report)["sections"]["one"]
+    assert (entry["notes"], entry["state"], report.failures) == (["beside another"], "waiting", [])
+
+
 @pytest.mark.parametrize(("code", "state"), [("sys.exit(3)", "crashed"), ("write(end=True)", "done")])
 def test_a_section_of_two_processes_is_as_good_as_the_worse(parts, code, state):
     report, jobs, start = parts

@@ -26,11 +26,17 @@ class Jobs:
         self.report, self.probes, self.left = report, list(probes), left
         self.environment = {}
         self.finished = []
+        self.settled = []
         self.prepared = 0
+        self.busy = []
 
     def start(self, job):
         self.prepared += 1
         return SimpleNamespace(job=job)
+
+    def settle(self, waiting, limit):
+        self.settled.append((len(self.finished), [one.job.name for one in waiting]))
+        return self.busy
 
     def finish(self, running, limit):
         self.finished.append([one.job.name for one in running])
@@ -49,12 +55,13 @@ def probed(smoke, launches="packed", captured="yes", **facts):
     return [*found, ("smoke", launches, smoke), ("graph capture", "thread_local", {"captured": captured})]
 
 
-def checked(tmp_path, probes, left=100.0):
+def checked(tmp_path, probes, left=100.0, busy=()):
     import gpu_check
     import gpu_report
 
     report = gpu_report.Report(tmp_path, gpu_check.SECTIONS, rehearsal=False)
     jobs = Jobs(report, probes, left)
+    jobs.busy = list(busy)
     check = gpu_check.Check(report, jobs, rehearse=False)
     check.run()
     return report, jobs, check
@@ -65,6 +72,7 @@ def test_with_many_cores_checks_run_together_and_measurements_in_turn(tmp_path):
     assert [len(names) for names in jobs.finished] == [1, 14, 1, 1, 1]
     assert jobs.finished[1][0] == "kernel checks, part 1 of 7"
     assert jobs.finished[2:] == [["bandwidth"], ["decode steps"], ["engine"]]
+    assert jobs.settled == [(2, ["bandwidth", "decode steps", "engine"])]
     assert (check.graphs, jobs.environment, report.failures) == (True, {}, [])
     assert {entry["state"] for entry in report.sections.values()} == {"done"}
 
@@ -83,6 +91,15 @@ def test_with_few_cores_or_a_gpu_for_one_process_everything_runs_in_turn(tmp_pat
         "engine",
     ]
     assert all(len(names) == 1 for names in jobs.finished)
+    assert jobs.settled == [(5, [])]
+
+
+def test_measurements_beside_something_busy_are_marked(tmp_path):
+    report, _, _ = checked(tmp_path, [probed(GOOD)], busy=["engine"])
+    notes = {name: entry["notes"] for name, entry in report.sections.items() if "notes" in entry}
+    told = "not alone at the start of the measurements: engine"
+    assert notes == {"bandwidth": [told], "decode steps": [told], "engine": [told]}
+    assert report.failures == []
 
 
 def test_where_our_launches_fail_numbas_are_taken(tmp_path):

@@ -66,6 +66,9 @@ def backend(name: str, dtype: str = "float32") -> Backend:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("backend cuda: torch sees no CUDA GPU here; `torch`, `cuda-sim`, `cuda-ptx` run on the CPU")
     kernels = importlib.import_module("metrale.device.cuda.backend")
+    if name == "cuda":
+        # Sums of bf16 products stay fp32 to their end, as in our kernels.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if name == "cuda-ptx":
         importlib.import_module("metrale.device.ptx.runner").enable()
     wide = dtype == "float32" or (name == "cuda" and torch.cuda.get_device_capability() < (8, 0))

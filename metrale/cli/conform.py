@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(list(DEVICES)), default="torch", show_default=True, help="Whose kernels run."
 )
+@click.option(
+    "--races/--no-races", default=True, show_default=True, help="cuda-ptx: look for races of the kernels as well."
+)
 @click.option("--model", type=click.Path(path_type=Path), help="Model folder of the free and late modes.")
 @click.option("--json", "as_json", is_flag=True, help="Write every check as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="List the checks that hold as well.")
@@ -35,6 +38,7 @@ def conform(
     modes: tuple[str, ...],
     seeds: int,
     device: str,
+    races: bool,
     model: Path | None,
     as_json: bool,
     verbose: bool,
@@ -54,14 +58,19 @@ def conform(
     \b
     --device cuda offers forced and free mode. There two tokens whose logits tie to
     within rounding may change places: such a text is listed with its margin and
-    does not count as failed. cuda-sim and cuda-ptx offer forced mode, in which a
-    step takes seconds: without PATH they run the shortest scenarios only.
+    does not count as failed.
+
+    \b
+    --device cuda-sim offers forced mode, in which a step takes seconds; without
+    PATH it runs the shortest scenarios only. --device cuda-ptx as well, in half a
+    minute; `golden` as PATH takes 3 minutes, free mode 8 where `--mode free` asks
+    for it. A kernel that does what none may do there is a failed check.
 
     Exit status 1 if anything differs, 2 if a file cannot be used.
     """
     try:
-        modes = modes or DEVICES[device].modes
-        checks = list(_checks(paths, modes, seeds, device, model))
+        modes = modes or DEVICES[device].unasked
+        checks = list(_checks(paths, modes, seeds, device, races, model))
     except ConformError as error:
         raise BadInput(str(error)) from error
     except ImportError as error:
@@ -90,7 +99,7 @@ def conform(
 
 
 def _checks(
-    paths: tuple[Path, ...], modes: tuple[str, ...], seeds: int, device: str, model: Path | None
+    paths: tuple[Path, ...], modes: tuple[str, ...], seeds: int, device: str, races: bool, model: Path | None
 ) -> Iterator[Check]:
     from metrale.conform.checks import edge_checks, free_checks
     from metrale.device.errors import ModelError
@@ -101,9 +110,15 @@ def _checks(
         if mode not in facility.modes:
             offered = " and ".join(facility.modes)
             raise BadInput(f"--device {device}: no {mode} mode there, {facility.why}; it offers {offered}")
+    if not races and not facility.races:
+        raise BadInput(f"--no-races: --device {device} looks for no races; cuda-ptx does")
     limit_threads(0)
     try:
         on = backend(device)
+        if not races:
+            from metrale.device.ptx.runner import Machine, enable
+
+            enable(Machine(races=False))
         if "forced" in modes:
             from metrale.conform.forced import drawn_check, forced_check
 

@@ -12,6 +12,7 @@ from metrale.cli.files import Outputs, write_whole
 from metrale.cli.text import quoted, say
 from metrale.conform.devices import DEVICES
 from metrale.conform.errors import ConformError
+from metrale.conform.faults import FAULTS, told
 from metrale.core.io import Device
 from metrale.sim.harness import HarnessError
 from metrale.sim.runner import MAX_TICKS, RunError, RunResult, run_scenario
@@ -40,6 +41,9 @@ def run(scenario: Path, output: Path | None, device: str, router: str | None, ma
         raise BadInput(str(error)) from error
     except RunError as error:
         return _not_ended(scenario, loaded, error, max_ticks)
+    except FAULTS as error:
+        say(f"{scenario}: {told(error)}")
+        return DIFFERENT
     _write(result, output)
     where = "" if output is None else f", written to {output}"
     say(f"{result.name}: {len(result.lines)} lines, {result.ticks} ticks, {len(loaded.request)} requests{where}")

@@ -13,6 +13,7 @@ from metrale.sim.scenario import Scenario, ScenarioError, load_scenario, scenari
 from .checks import Check
 from .devices import SHORT
 from .errors import ConformError
+from .faults import FAULTS, told
 from .forced_device import forced_device
 
 EXCEPTIONS: dict[str, str] = {}
@@ -40,17 +41,24 @@ def forced_check(scenario: Path, stream_mode: str = "immediate", on: Backend | N
         loaded, wanted = load_scenario(scenario), golden.read_bytes().decode()
     except (ScenarioError, OSError, UnicodeDecodeError) as error:
         raise ConformError(f"{scenario.with_suffix('')}: {error}") from error
-    problem = _problem(loaded, wanted, Streams(stream_mode), on)
-    return Check("forced", str(scenario.with_suffix("")), problem, EXCEPTIONS.get(scenario.stem, ""))
+    name, excuse = str(scenario.with_suffix("")), EXCEPTIONS.get(scenario.stem, "")
+    return _check(name, loaded, wanted, Streams(stream_mode), on, excuse)
 
 
 def drawn_check(seed: int, on: Backend | None = None) -> Check:
     """One drawn scenario on the engine against the mock, in one of the three stream orders."""
     scenario = scenario_from(draw_scenario(seed), f"seed {seed}")
     order = ("immediate", "late", "random")[seed % 3]
-    problem = _problem(scenario, run_scenario(scenario).text, Streams(order, seed), on)
     excuse = "" if scenario.device.spill_capacity is None else LARGER_IMAGES
-    return Check("forced", f"seed {seed}", problem, excuse)
+    return _check(f"seed {seed}", scenario, run_scenario(scenario).text, Streams(order, seed), on, excuse)
+
+
+def _check(name: str, scenario: Scenario, wanted: str, streams: Streams, on: Backend | None, excuse: str) -> Check:
+    """``excuse`` is for a trace that differs, never for a kernel's fault."""
+    try:
+        return Check("forced", name, _problem(scenario, wanted, streams, on), excuse)
+    except FAULTS as error:
+        return Check("forced", name, told(error))
 
 
 def _problem(scenario: Scenario, wanted: str, streams: Streams, on: Backend | None) -> str:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from metrale.cli import conform as command
+from metrale.cli import run as run_command
 from metrale.cli.errors import BadInput
 from metrale.cli.goldens import find_pairs
+from metrale.conform.checks import fixed_tiles, free_checks
 from metrale.conform.devices import DEVICES, MODES, SHORT
 from metrale.conform.forced import drawn_check, forced_check, suite
 from metrale.conform.forced_device import ForcedDevice
@@ -20,7 +22,12 @@ from metrale.conform.free import PIPELINED, WAYS, Finding, alone, check_way, mod
 from metrale.conform.tiny import edge_device
 from metrale.device.conformance.ordering import CASES
 from metrale.device.engine import Streams
-from metrale.device.loading import BACKENDS, shipped_model
+from metrale.device.kernels import reference
+from metrale.device.loading import BACKENDS, backend, shipped_model
+from metrale.device.ptx.faults import KernelFault, PtxError
+from metrale.device.ptx.runner import interpreting
+from metrale.sim.fuzz.draw import draw_scenario
+from metrale.sim.scenario import scenario_from
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAIRS = find_pairs([GOLDEN])
@@ -123,9 +130,75 @@ def test_every_backend_has_its_modes():
     assert DEVICES["torch"].modes == MODES
     assert {name: (entry.modes, entry.short) for name, entry in DEVICES.items() if name != "torch"} == {
         "cuda-sim": (("forced",), True),
-        "cuda-ptx": (("forced",), True),
+        "cuda-ptx": (("forced", "free"), True),
         "cuda": (("forced", "free"), False),
     }
+
+
+def test_what_takes_minutes_runs_only_where_it_is_asked_for(capsys):
+    assert {name: entry.unasked for name, entry in DEVICES.items()} == {
+        "torch": ("forced", "free", "late"),
+        "cuda-sim": ("forced",),
+        "cuda-ptx": ("forced",),
+        "cuda": ("forced", "free"),
+    }
+    with pytest.raises(
+        BadInput, match="no late mode there, it repeats free mode three times; it offers forced and free"
+    ):
+        run("--mode", "late", "--device", "cuda-ptx")
+    with pytest.raises(BadInput, match="--no-races: --device torch looks for no races; cuda-ptx does"):
+        run("--no-races", str(GOLDEN / "beam.toml"))
+
+
+def faulty(monkeypatch, fault):
+    """The kernel that picks tokens does what no kernel may do."""
+
+    def argmax(logits):
+        raise fault
+
+    monkeypatch.setattr(reference, "argmax", argmax)
+
+
+@pytest.mark.parametrize("fault", [KernelFault("pick: an address\n  of nobody"), PtxError("an unknown opcode")])
+def test_a_kernel_that_faults_is_a_failed_check(monkeypatch, capsys, fault):
+    faulty(monkeypatch, fault)
+    told = f"kernel fault: {' '.join(str(fault).split())}"
+    assert run("--mode", "forced", str(GOLDEN / "preempt_requeue.toml")) == 1
+    out, err = capsys.readouterr()
+    name = GOLDEN / "preempt_requeue"
+    assert out == f"forced  {name}: {told}\n"
+    assert err.splitlines()[-1] == "1 checks, 1 failed: forced 0/1"
+    checks = list(free_checks(("free",), backend("torch"), part=(20, 25), count=4))
+    assert [(check.problem, check.failed) for check in checks] == [(told, True)]
+
+
+def test_no_excuse_holds_for_a_fault(monkeypatch):
+    faulty(monkeypatch, KernelFault("pick: an address of nobody"))
+    drawn = ((seed, scenario_from(draw_scenario(seed), "drawn")) for seed in range(200))
+    seed = next(seed for seed, scenario in drawn if scenario.device.spill_capacity is not None)
+    check = drawn_check(seed)
+    assert (check.problem, check.failed) == ("kernel fault: pick: an address of nobody", True)
+
+
+def test_free_text_on_the_interpreted_kernels():
+    """Two requests at depth 2; `metrale conform --mode free --device cuda-ptx` takes every way."""
+    weights, ways = models(shipped_model())[1]
+    few = replace(weights, prompts=weights.prompts[:3:2])
+    with interpreting() as machine:
+        on = fixed_tiles(backend("cuda-ptx"))
+        wanted = alone(few, 3, on)
+        assert check_way(few, replace(ways[0], only=(0, 1)), wanted, 3, on=on) == Finding()
+    assert wanted == alone(few, 3)
+    assert {"pick", "attention_decode", "attention_prefill"} <= set(machine.kernels())
+
+
+def test_a_run_whose_kernel_faults_ends_in_one_line(monkeypatch, capsys, tmp_path):
+    faulty(monkeypatch, KernelFault("pick: an address of nobody"))
+    path, trace = str(GOLDEN / "preempt_requeue.toml"), tmp_path / "out.trace"
+    status = run_command.run.main(args=[path, "--device", "torch", "-o", str(trace)], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert (status, out, err) == (1, "", f"{path}: kernel fault: pick: an address of nobody\n")
+    assert not trace.exists()
 
 
 def test_the_suite_begins_with_its_shortest_golden():

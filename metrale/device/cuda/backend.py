@@ -265,14 +265,16 @@ def delta_step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dec
 # -- picks
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """Lowest index of the maximum of each row [R, V]. NaN never wins; a row with nothing above -1e30 answers 0."""
-    return _picked(logits, None, None)
+def argmax(logits: Tensor, parts: int = 0) -> Tensor:
+    """Lowest index of the maximum of each row [R, V]. NaN never wins; a row with nothing above -1e30 answers 0.
+
+    ``parts`` blocks share a row, by default as many as suit its size; they do not change the answer."""
+    return _picked(logits, None, None, parts)
 
 
-def masked_argmax(logits: Tensor, masks: Tensor) -> Tensor:
+def masked_argmax(logits: Tensor, masks: Tensor, parts: int = 0) -> Tensor:
     """The argmax; where it is one of the row's two masked ids [R, 2], the last maximum without both (S6 3.11)."""
-    return _picked(logits, masks, None)
+    return _picked(logits, masks, None, parts)
 
 
 def masked_argmax_to_feed(logits: Tensor, masks: Tensor, cells: Tensor) -> Tensor:
@@ -280,18 +282,22 @@ def masked_argmax_to_feed(logits: Tensor, masks: Tensor, cells: Tensor) -> Tenso
     return _picked(logits, masks, cells)
 
 
-def _picked(logits: Tensor, masks: Tensor | None, cells: Tensor | None) -> Tensor:
+def _picked(logits: Tensor, masks: Tensor | None, cells: Tensor | None, parts: int = 0) -> Tensor:
     logits = logits.contiguous()
     count, vocabulary = logits.shape
-    masked, parts = masks is not None, picking.pick_parts(vocabulary)
+    masked, parts = masks is not None, parts or picking.pick_parts(count, vocabulary)
     out = torch.empty(count, dtype=torch.int64, device=logits.device)
     hidden = out if masks is None else masks.contiguous()
-    values = torch.empty((count, parts, 2), device=logits.device)
-    ids = torch.empty((count, parts, 2), dtype=torch.int64, device=logits.device)
-    kernel = picking.pick_kernel(storage_of(logits), vector_for(vocabulary, logits), masked)
-    launch(kernel, (parts, count), picking.THREADS, logits, vocabulary, hidden, values, ids)
     into = torch.empty_like(out) if cells is None else cells
-    launch(picking.choose_kernel(masked), (count,), picking.WARP, values, ids, parts, hidden, out, into)
+    held = parts if parts > 1 else 0
+    values = torch.empty((count, held, 2), device=logits.device)
+    ids = torch.empty((count, held, 2), dtype=torch.int64, device=logits.device)
+    vector = vector_for(vocabulary, logits)
+    length = -(-vocabulary // (parts * vector)) * vector
+    kernel = picking.pick_kernel(storage_of(logits), vector, masked, parts == 1)
+    launch(kernel, (parts, count), picking.THREADS, logits, vocabulary, length, hidden, values, ids, out, into)
+    if parts > 1:
+        launch(picking.choose_kernel(masked), (count,), picking.WARP, values, ids, parts, hidden, out, into)
     return out
 
 

@@ -99,11 +99,10 @@ def _of(storage: Storage) -> Iterator[Specialised]:
     yield one("conv", _later(la.conv_kernel, storage, VECTOR, 4), (x, x, COUNT, INTS, INTS, INTS, x, x, COUNT))
     yield one("conv tail", _later(la.tail_kernel, storage, VECTOR, 4), (x, x, COUNT, INTS, x, COUNT, COUNT))
     yield one("conv by index", _later(la.window_kernel, storage, VECTOR, 4), (x, INTS, x, x, COUNT))
+    signature = (x, COUNT, COUNT, INTS, FLOATS, INTS, INTS, INTS)
     for masked in (False, True):
         name = f"pick{' masked' if masked else ''}"
-        yield one(
-            name, _later(picking.pick_kernel, storage, VECTOR, masked), (x, COUNT, INTS, FLOATS, INTS), picking.THREADS
-        )
+        yield one(name, _later(picking.pick_kernel, storage, VECTOR, masked, False), signature, picking.THREADS)
 
 
 def _attention(

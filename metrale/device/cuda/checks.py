@@ -379,6 +379,11 @@ def check_argmax(i: Inputs) -> Iterator[Pair]:
         yield Pair(f"argmax {vocabulary}", first, k.argmax(logits.cpu()), exact=True)
         for _ in range(0 if i.tiny else 2):
             yield Pair(f"argmax {vocabulary}, again", backend.argmax(logits), first, exact=True)
+    for vocabulary in (8200, 6149):
+        logits = i.draw(2, vocabulary).round()
+        for parts in (1, 3):
+            got, want = backend.argmax(logits, parts), k.argmax(logits.cpu())
+            yield Pair(f"argmax {vocabulary} in {parts}", got, want, exact=True)
 
 
 def check_masked(i: Inputs) -> Iterator[Pair]:
@@ -398,6 +403,9 @@ def check_masked(i: Inputs) -> Iterator[Pair]:
         yield Pair(f"masked argmax {vocabulary}", got, want, exact=True)
         cells_wanted = torch.cat([want, torch.tensor([-1, -1])])
         yield Pair(f"feed cells {vocabulary}", cells, cells_wanted, exact=True)
+        for parts in (1, 3):
+            got = backend.masked_argmax(logits, hidden, parts)
+            yield Pair(f"masked argmax {vocabulary} in {parts}", got, want, exact=True)
 
 
 Check = Callable[[Inputs], Iterator[Pair]]

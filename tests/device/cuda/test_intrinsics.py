@@ -134,5 +134,6 @@ def test_the_delta_rule_needs_columns_in_fours():
         delta_lanes(8, 6)
 
 
-def test_a_vocabulary_is_cut_by_its_size_alone():
-    assert [pick_parts(size) for size in (7, 4096, 8192, 32000, 151936)] == [1, 1, 2, 7, 37]
+def test_a_vocabulary_is_cut_so_that_all_rows_fill_a_gpu():
+    assert [pick_parts(1, size) for size in (7, 2048, 2056, 32000, 151936, 262144)] == [1, 1, 2, 16, 75, 128]
+    assert [pick_parts(rows, 151936) for rows in (0, 16, 64, 396, 512, 8192)] == [75, 49, 12, 2, 1, 1]

@@ -24,6 +24,7 @@ from metrale.device.conformance.ordering import CASES
 from metrale.device.engine import Streams
 from metrale.device.kernels import reference
 from metrale.device.loading import BACKENDS, backend, shipped_model
+from metrale.device.ptx import runner
 from metrale.device.ptx.faults import KernelFault, PtxError
 from metrale.device.ptx.runner import interpreting
 from metrale.sim.fuzz.draw import draw_scenario
@@ -148,6 +149,16 @@ def test_what_takes_minutes_runs_only_where_it_is_asked_for(capsys):
         run("--mode", "late", "--device", "cuda-ptx")
     with pytest.raises(BadInput, match="--no-races: --device torch looks for no races; cuda-ptx does"):
         run("--no-races", str(GOLDEN / "beam.toml"))
+
+
+def test_the_search_for_races_can_be_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "active", None)
+    path = str(GOLDEN / "no_request.toml")
+    assert run("--device", "cuda-ptx", path) == 0
+    assert runner.active.races is True
+    assert run("--device", "cuda-ptx", "--no-races", path) == 0
+    assert runner.active.races is False
+    assert capsys.readouterr().err == "1 checks, 0 failed: forced 1/1\n" * 2
 
 
 def faulty(monkeypatch, fault):

@@ -78,11 +78,15 @@ def why_not() -> tuple[str, str]:
         # Needs libnvvm and libdevice, and an NVVM that knows this GPU.
         cuda.compile(_halved, (float32[::1],), cc=torch.cuda.get_device_capability(), output="ptx", abi="numba")
         if not cuda.is_available():
-            return "problem", f"torch sees a GPU, numba-cuda sees none: {cuda.cuda_error() or 'no error is told'}"
+            return "problem", f"torch sees a GPU, numba-cuda sees none: {_one_line(cuda.cuda_error())}"
     except Exception as error:
-        told = " ".join(str(error).split())
-        return "problem", f"torch sees a GPU, but Numba cannot compile: {type(error).__name__}: {told}; {REMEDY}"
+        told = f"{type(error).__name__}: {_one_line(error)}"
+        return "problem", f"torch sees a GPU, but Numba cannot compile: {told}; {REMEDY}"
     return "", ""
+
+
+def _one_line(told: object) -> str:
+    return " ".join(str(told or "no error is told").split())
 
 
 def _halved(x: Any) -> None:

@@ -147,7 +147,7 @@ def test_a_gpu_that_numba_does_not_see_is_a_failure(card, monkeypatch):
     import gpu_sections
 
     monkeypatch.setattr(cuda, "is_available", lambda: False)
-    monkeypatch.setattr(cuda, "cuda_error", lambda: "the driver is too old")
+    monkeypatch.setattr(cuda, "cuda_error", lambda: "the driver\nis too old\n")
     told = "torch sees a GPU, numba-cuda sees none: the driver is too old"
     assert gpu_sections.why_not() == ("problem", told)
 

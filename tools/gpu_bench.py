@@ -14,7 +14,7 @@ from metrale.device.cuda.attention import attention_shape
 
 BLOCK = 16
 BF16 = torch.bfloat16
-VARIANTS = ((256, 128), (128, 128), (512, 128), (256, 256))
+VARIANTS = ((256, 256), (128, 256), (512, 256), (256, 128))
 """(split, threads) of the decode attention; the first is what the backend uses."""
 AIMS = {(16, 4096): 0.7, (16, 256): 0.4}
 """Share of the copy's bandwidth that decode attention should reach, by batch and context."""

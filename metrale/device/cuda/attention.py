@@ -18,15 +18,18 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int32, int64, uint64
 
-from .lanes import SIMULATED, WARP, device, kernel, max_lanes, scratch_size, sum_lanes, sum_lanes_each
+from .lanes import SIMULATED, WARP, device, kernel, max_lanes, scattered, scatterer, scratch_size, sum_lanes
 from .storage import VECTOR, Storage
 
 QUERIES = 8
 """Most queries of one block."""
-SOFTMAX_LANES = 8
-"""Threads that share one query's softmax; a constant, so that a query's sums do not depend on its neighbours."""
+RUN = 4
+"""Positions that a group of threads takes one after the other, a warp's groups taking turns; a constant, so that the
+order of a query's sums does not depend on its neighbours."""
+SOFTMAX_LANES = WARP
+"""Threads that share one query's softmax; a constant for the same reason."""
 SHARED = 48 * 1024
 """Bytes of shared memory that a block may declare."""
 NEVER = float32(-math.inf)
@@ -56,15 +59,45 @@ class AttentionShape:
         return self.group // self.heads
 
     @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block: scores, the pool of sums, two numbers a query and a spare one."""
-        return 4 * (self.queries * (self.line + self.threads * VECTOR + 2) + 1)
+    def lanes(self) -> int:
+        """Threads that hold one head, a *group*."""
+        return lanes_of(self.head)
+
+    @property
+    def groups_a_warp(self) -> int:
+        """Positions that a warp works on at once."""
+        return WARP // self.lanes
+
+    @property
+    def together(self) -> int:
+        """Positions whose K or V a thread has in flight at once."""
+        return RUN // 2 if self.queries > 4 else RUN
+
+    @property
+    def stride(self) -> int:
+        """Positions that the block's groups take before a warp goes on to its next run."""
+        return self.threads // self.lanes * RUN
+
+    @property
+    def room(self) -> int:
+        """Positions of a split, filled up to whole strides."""
+        return -(-self.split // self.stride) * self.stride
 
     @property
     def line(self) -> int:
-        """Scores from one query to the next. The threads of a warp that soften several queries find each in banks of
-        its own: the queries would share theirs if a split's size, a multiple of 32, lay between them."""
-        return self.split + SOFTMAX_LANES
+        """Scores from one query to the next. A warp leaves those of all queries at once, for the positions of its
+        groups together; so they lie in different banks, for the room is a multiple of 32."""
+        return self.room + self.groups_a_warp * self.together
+
+    @property
+    def pool(self) -> int:
+        """Sums that the warps leave for each other."""
+        return self.threads * scattered(self.queries * VECTOR, self.groups_a_warp)[0]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: homes of positions, scores, the pool of sums, four numbers a query, one spare."""
+        return 8 * self.room + 4 * (self.queries * (self.line + 4) + self.pool + 1)
 
 
 def attention_shape(
@@ -86,7 +119,7 @@ def attention_shape(
     shared = max(size for size in range(1, QUERIES + 1) if group % size == 0)
     rows = max(1, QUERIES // shared) if prefill and shared == group else 1
     split = split or (16 if SIMULATED else 256)
-    threads = threads or max(lanes_of(head), 32 if SIMULATED else 128)
+    threads = threads or (32 if SIMULATED else 128 if head > 128 else 256)
     shape = AttentionShape(kv_heads, group, head, block_size, shared, rows, split, threads)
     if shape.shared_bytes > SHARED:
         raise ValueError(f"split {split} with {threads} threads needs {shape.shared_bytes} bytes of shared memory")
@@ -98,68 +131,81 @@ def lanes_of(head: int) -> int:
     return 1 << (-(-head // VECTOR) - 1).bit_length()
 
 
-def positions_together(queries: int) -> int:
-    """Positions whose K or V a thread has in flight at once."""
-    return 2 if queries > 4 else 4
-
-
 @cache
 def _parts(storage: Storage, shape: AttentionShape):
     """The device functions of one split, shared by the decode and the prefill kernel."""
     load8 = storage.load8
-    kv_heads, head, block_size, split = shape.kv_heads, shape.head, shape.block_size, shape.split
-    line = shape.line
-    queries, threads = shape.queries, shape.threads
-    lanes = lanes_of(head)
-    groups, groups_a_warp = threads // lanes, WARP // lanes
-    together = positions_together(queries)
-    dots_size = together * queries
+    kv_heads, head, block_size, line = shape.kv_heads, shape.head, shape.block_size, shape.line
+    queries, threads, together = shape.queries, shape.threads, shape.together
+    lanes, groups_a_warp, warps, stride = shape.lanes, shape.groups_a_warp, threads // WARP, shape.stride
+    whole = lanes * VECTOR == head
+    passes = RUN // together
+    dots_size, sums_size = together * queries, queries * VECTOR
+    kept_dots, sharing_dots = scattered(dots_size, lanes)
+    kept_sums, sharing_sums = scattered(sums_size, groups_a_warp)
+    # Indices of shared memory are uint64 where it counts: Numba lets a signed one count from the end.
+    scatter_dots, scatter_sums = scatterer(dots_size, lanes), scatterer(sums_size, groups_a_warp, lanes)
     softmax_groups = threads // SOFTMAX_LANES
     softmax_turns = -(-queries // softmax_groups)
-    softmax_steps = split // SOFTMAX_LANES
+    softmax_steps = -(-shape.room // SOFTMAX_LANES)
+    home_turns = -(-shape.room // threads)
 
     @device
-    def place(tables, table_at, position, kv_head):
-        """First element of a position's K or V."""
-        block = tables[table_at + position // block_size]
-        return ((block * block_size + position % block_size) * kv_heads + kv_head) * head
+    def locate(tables, table_at, kv_head, begin, count, padded, homes, thread):
+        """First element of each position's K or V to shared memory; past the last position, that of the last."""
+        for turn in range(home_turns):
+            at = turn * threads + thread
+            if at < padded:
+                position = begin + min(at, count - 1)
+                block = tables[table_at + position // block_size]
+                homes[uint64(at)] = ((block * block_size + position % block_size) * kv_heads + kv_head) * head
 
     @device
-    def score(query, keys, tables, table_at, kv_head, begin, end, first, limit, scale, scores, dots, thread, scratch):
-        """Scores of positions [begin, end) to shared memory; -inf outside a query's own [first, limit)."""
-        lane, mine = thread % lanes, thread // lanes
+    def issue():
+        """Loads above stay above the arithmetic below, so that all are in flight at once: without this the assembler
+        spares registers and waits for one after the other. It costs no instruction."""
+        if whole:
+            cuda.syncwarp()
+
+    @device
+    def base_of(step, thread):
+        """A thread's first position in a step; the next ones follow ``groups_a_warp`` apart."""
+        at = step // passes * stride + thread // WARP * (RUN * groups_a_warp)
+        return at + step % passes * (together * groups_a_warp) + thread % WARP // lanes
+
+    @device
+    def score(query, keys, homes, steps, low, high, scale, scores, dots, held, thread, scratch):
+        """Scores to shared memory; -inf outside a query's own [low, high)."""
+        lane = thread % lanes
         dim = lane * VECTOR
-        for step in range((end - begin + groups * together - 1) // (groups * together)):
-            base = begin + step * groups * together + mine
-            for i in range(dots_size):
-                dots[i] = float32(0)
-            for u in range(together):
-                position = min(base + u * groups, end - 1)
-                if dim < head:
-                    key = load8(keys, place(tables, table_at, position, kv_head) + dim)
+        for step in range(steps):
+            base = base_of(step, thread)
+            if whole or dim < head:
+                for u in range(together):
+                    key = load8(keys, homes[uint64(base + u * groups_a_warp)] + dim)
+                    for i in range(VECTOR):
+                        held[u * VECTOR + i] = key[i]
+                issue()
+                for u in range(together):
                     for m in range(queries):
-                        at = m * VECTOR
-                        dots[u * queries + m] = (
-                            query[at] * key[0]
-                            + query[at + 1] * key[1]
-                            + query[at + 2] * key[2]
-                            + query[at + 3] * key[3]
-                            + query[at + 4] * key[4]
-                            + query[at + 5] * key[5]
-                            + query[at + 6] * key[6]
-                            + query[at + 7] * key[7]
-                        )
-            sum_lanes_each(dots, dots_size, lanes, thread, scratch)
-            for u in range(together):
-                position = base + u * groups
-                for m in range(queries):
-                    if m % lanes == lane and position < end:
-                        seen = first[m] <= position and position < limit[m]
-                        scores[m * line + position - begin] = dots[u * queries + m] * scale if seen else NEVER
+                        dot = query[m * VECTOR] * held[u * VECTOR]
+                        for i in range(1, VECTOR):
+                            dot += query[m * VECTOR + i] * held[u * VECTOR + i]
+                        dots[u * queries + m] = dot
+            else:
+                for i in range(dots_size):
+                    dots[i] = float32(0)
+            scatter_dots(dots, thread, scratch)
+            for r in range(kept_dots):
+                number = lane // sharing_dots * kept_dots + r
+                m, at = number % queries, base + number // queries * groups_a_warp
+                if lane % sharing_dots == 0:
+                    seen = low[uint64(m)] <= at and at < high[uint64(m)]
+                    scores[uint64(m * line + at)] = dots[r] * scale if seen else NEVER
 
     @device
-    def soften(scores, span, top, total, thread, scratch):
-        """Scores of ``span`` positions to weights exp(score - max), in place; max and sum of each query."""
+    def soften(scores, padded, top, total, thread, scratch):
+        """Scores of ``padded`` positions to weights exp(score - max), in place; max and sum of each query."""
         lane = thread % SOFTMAX_LANES
         for turn in range(softmax_turns):
             m = turn * softmax_groups + thread // SOFTMAX_LANES
@@ -167,18 +213,18 @@ def _parts(storage: Storage, shape: AttentionShape):
             if m < queries:
                 for i in range(softmax_steps):
                     at = i * SOFTMAX_LANES + lane
-                    if at < span:
-                        best = max(best, scores[m * line + at])
+                    if at < padded:
+                        best = max(best, scores[uint64(m * line + at)])
             best = max_lanes(best, SOFTMAX_LANES, thread, scratch)
             weight = float32(0)
             if m < queries:
                 for i in range(softmax_steps):
                     at = i * SOFTMAX_LANES + lane
-                    if at < span:
+                    if at < padded:
                         value = float32(0)
                         if best > NEVER:
-                            value = float32(math.exp(scores[m * line + at] - best))
-                        scores[m * line + at] = value
+                            value = float32(math.exp(scores[uint64(m * line + at)] - best))
+                        scores[uint64(m * line + at)] = value
                         weight += value
             weight = sum_lanes(weight, SOFTMAX_LANES, thread, scratch)
             if m < queries and lane == 0:
@@ -186,104 +232,106 @@ def _parts(storage: Storage, shape: AttentionShape):
                 total[m] = weight
 
     @device
-    def weigh(scores, values, tables, table_at, kv_head, begin, end, sums, thread):
-        """Each thread's share of the weighted sum of V, eight dimensions of every query."""
-        mine, dim = thread // lanes, thread % lanes * VECTOR
-        for i in range(queries * VECTOR):
+    def weigh(scores, values, homes, steps, sums, held, thread):
+        """Each thread's share of the weighted sum of V, eight dimensions of every query. What stands in for a position
+        past the last has weight 0."""
+        dim = thread % lanes * VECTOR
+        for i in range(sums_size):
             sums[i] = float32(0)
-        if dim < head:
-            for step in range((end - begin + groups * together - 1) // (groups * together)):
+        if whole or dim < head:
+            for step in range(steps):
+                base = base_of(step, thread)
                 for u in range(together):
-                    position = begin + (step * together + u) * groups + mine
-                    if position < end:
-                        value = load8(values, place(tables, table_at, position, kv_head) + dim)
-                        for m in range(queries):
-                            weight = scores[m * line + position - begin]
-                            at = m * VECTOR
-                            sums[at] += weight * value[0]
-                            sums[at + 1] += weight * value[1]
-                            sums[at + 2] += weight * value[2]
-                            sums[at + 3] += weight * value[3]
-                            sums[at + 4] += weight * value[4]
-                            sums[at + 5] += weight * value[5]
-                            sums[at + 6] += weight * value[6]
-                            sums[at + 7] += weight * value[7]
+                    value = load8(values, homes[uint64(base + u * groups_a_warp)] + dim)
+                    for i in range(VECTOR):
+                        held[u * VECTOR + i] = value[i]
+                issue()
+                for u in range(together):
+                    for m in range(queries):
+                        weight = scores[uint64(m * line + base + u * groups_a_warp)]
+                        for i in range(VECTOR):
+                            sums[m * VECTOR + i] += weight * held[u * VECTOR + i]
 
     @device
-    def share(sums, pool, thread):
-        """The threads' sums to shared memory, [queries, warps, 8, 32]: for each dimension the threads of a warp, in an
-        order that lets 32 threads read 8 dimensions of 4 neighbours, or write one each, from 32 different banks."""
-        at, lane = (thread >> 5) * (VECTOR * WARP), thread & 31
-        for m in range(queries):
-            for i in range(VECTOR):
-                pool[m * threads * VECTOR + at + i * WARP + (lane ^ (i * 4))] = sums[m * VECTOR + i]
+    def share(sums, pool, thread, scratch):
+        """The warps' sums to shared memory, [warps, kept, 32], in an order that lets 32 threads read 8 dimensions of 4
+        neighbours, or write one each, from 32 different banks."""
+        scatter_sums(sums, thread, scratch)
+        at, lane = thread // WARP * (kept_sums * WARP), thread % WARP
+        for r in range(kept_sums):
+            pool[uint64(at + r * WARP + (lane ^ (r % VECTOR * 4)))] = sums[r]
 
     @device
     def gathered(pool, m, dim):
-        """The sum of one dimension over all groups, in their order."""
-        i = dim % VECTOR
-        at = m * threads * VECTOR + i * WARP
-        lane = dim // VECTOR ^ (i * 4)
+        """The sum of one dimension over all warps, in their order."""
+        number = m * VECTOR + dim % VECTOR
+        r, lane = number % kept_sums, number // kept_sums * (sharing_sums * lanes) + dim // VECTOR
+        at = r * WARP + (lane ^ (r % VECTOR * 4))
         total = float32(0)
-        for g in range(groups):
-            total += pool[at + g // groups_a_warp * (VECTOR * WARP) + (lane ^ (g % groups_a_warp * lanes))]
+        for warp in range(warps):
+            total += pool[uint64(warp * (kept_sums * WARP) + at)]
         return total
 
-    return score, soften, weigh, share, gathered
+    return locate, score, soften, weigh, share, gathered
 
 
 @cache
 def _piece(storage: Storage, shape: AttentionShape):
     """What one block does: one split for up to ``rows`` rows of one sequence and ``heads`` heads of one K/V head."""
     load8, store = storage.load8, storage.store
-    score, soften, weigh, share, gathered = _parts(storage, shape)
+    locate, score, soften, weigh, share, gathered = _parts(storage, shape)
     kv_heads, group, head, split, threads = shape.kv_heads, shape.group, shape.head, shape.split, shape.threads
-    queries, parts, heads = shape.queries, shape.parts, shape.heads
-    lanes = lanes_of(head)
-    together = positions_together(queries)
-    scratch_count = scratch_size(threads, together * queries)
-    pool_count = threads * VECTOR * queries
+    queries, parts, heads, lanes, together = shape.queries, shape.parts, shape.heads, shape.lanes, shape.together
+    whole, stride, room = lanes * VECTOR == head, shape.stride, shape.room
     query_count, score_count, dots_count = queries * VECTOR, queries * shape.line, together * queries
+    held_count, pool_count = together * VECTOR, shape.pool
+    scratch_count = scratch_size(threads, max(query_count, dots_count))
     turns, record = -(-queries * head // threads), head + 2
 
     @device
     def attention_piece(q, keys, values, tables, table_at, row, rows, spans, scale, out, partial, splits):
         thread = cuda.threadIdx.x
-        firsts = cuda.local.array(queries, int64)
-        limits = cuda.local.array(queries, int64)
-        for m in range(queries):
-            mine = row + min(m // heads, rows - 1)
-            firsts[m] = spans[2 * mine]
-            limits[m] = spans[2 * mine + 1]
-        piece = firsts[0] // split + int64(cuda.blockIdx.x)
+        piece = spans[2 * row] // split + int64(cuda.blockIdx.x)
         begin = piece * split
-        end = min(begin + split, limits[queries - 1])
+        end = min(begin + split, spans[2 * (row + rows) - 1])
         if begin >= end:
             return
+        homes = cuda.shared.array(room, int64)
         scores = cuda.shared.array(score_count, float32)
         pool = cuda.shared.array(pool_count, float32)
+        low = cuda.shared.array(queries, int32)
+        high = cuda.shared.array(queries, int32)
         top = cuda.shared.array(queries, float32)
         total = cuda.shared.array(queries, float32)
         scratch = cuda.shared.array(scratch_count, float32)
         query = cuda.local.array(query_count, float32)
         sums = cuda.local.array(query_count, float32)
         dots = cuda.local.array(dots_count, float32)
+        held = cuda.local.array(held_count, float32)
         kv_head = int64(cuda.blockIdx.y) // parts
         head_at = kv_head * group + int64(cuda.blockIdx.y) % parts * heads
+        count = int32(end - begin)
+        cycles = (count + stride - 1) // stride
+        steps, padded = cycles * (RUN // together), cycles * stride
+        if thread < queries:
+            mine = row + min(thread // heads, rows - 1)
+            low[thread] = int32(max(spans[2 * mine] - begin, 0))
+            high[thread] = int32(max(min(spans[2 * mine + 1], end) - begin, 0))
+        locate(tables, table_at, kv_head, begin, count, padded, homes, thread)
         dim = thread % lanes * VECTOR
-        if dim < head:
+        if whole or dim < head:
             for m in range(queries):
                 mine = row + min(m // heads, rows - 1)
                 part = load8(q, (mine * (kv_heads * group) + head_at + m % heads) * head + dim)
                 for i in range(VECTOR):
                     query[m * VECTOR + i] = part[i]
-        at = table_at
-        score(query, keys, tables, at, kv_head, begin, end, firsts, limits, scale, scores, dots, thread, scratch)
         cuda.syncthreads()
-        soften(scores, end - begin, top, total, thread, scratch)
+        score(query, keys, homes, steps, low, high, scale, scores, dots, held, thread, scratch)
         cuda.syncthreads()
-        weigh(scores, values, tables, at, kv_head, begin, end, sums, thread)
-        share(sums, pool, thread)
+        soften(scores, padded, top, total, thread, scratch)
+        cuda.syncthreads()
+        weigh(scores, values, homes, steps, sums, held, thread)
+        share(sums, pool, thread, scratch)
         cuda.syncthreads()
         for turn in range(turns):
             pair = turn * threads + thread
@@ -291,13 +339,13 @@ def _piece(storage: Storage, shape: AttentionShape):
             if m < queries and m // heads < rows:
                 mine = row + m // heads
                 own = spans[2 * mine] // split
-                count = (spans[2 * mine + 1] + split - 1) // split - own
+                pieces = (spans[2 * mine + 1] + split - 1) // split - own
                 index = mine * (kv_heads * group) + head_at + m % heads
                 value = gathered(pool, m, d)
-                if count == 1:
+                if pieces == 1:
                     if piece == own:
                         store(out, index * head + d, value / total[m])
-                elif own <= piece and piece < own + count:
+                elif own <= piece and piece < own + pieces:
                     to = (index * splits + piece - own) * record
                     partial[to + d] = value
                     if d == 0:

@@ -27,6 +27,7 @@ if SIMULATED:
         load8_f32,
         max_lanes,
         pair_from_lane,
+        scatterer,
         store4_f32,
         store8_bf16,
         store8_f32,
@@ -85,6 +86,42 @@ else:
         for i in range(count):
             values[i] = sum_lanes(values[i], width, thread, scratch)
 
+    def scatterer(count, width, stride=1):
+        """A function that sums the first ``count`` entries of a local array over ``width`` threads, ``stride`` apart in
+        aligned groups, in the order of ``sum_lanes``. It leaves a thread with those of :func:`scattered`, in front: at
+        every step of the butterfly a thread gives away the half that it does not keep, while there are halves.
+
+        Each step is a function of its own: the compiler would not unroll a loop over all of them."""
+        step, half = width // 2 * stride, count // 2
+        if step == 0:
+
+            @device
+            def scatter(values, thread, scratch):
+                pass
+
+        elif count % 2 == 0:
+            rest = scatterer(half, width // 2, stride)
+
+            @device
+            def scatter(values, thread, scratch):
+                upper = thread & step != 0
+                for i in range(half):
+                    low, high = values[i], values[i + half]
+                    given = cuda.shfl_xor_sync(EVERYONE, low if upper else high, step)
+                    values[i] = (high if upper else low) + given
+                rest(values, thread, scratch)
+
+        else:
+            rest = scatterer(count, width // 2, stride)
+
+            @device
+            def scatter(values, thread, scratch):
+                for i in range(count):
+                    values[i] += cuda.shfl_xor_sync(EVERYONE, values[i], step)
+                rest(values, thread, scratch)
+
+        return scatter
+
     @device
     def pair_from_lane(value, index, step, thread, values, indices):
         """The value and index of the thread whose number differs in the bits of ``step``."""
@@ -105,6 +142,13 @@ def kernel(function=None, *, launch_bounds=None):
     return made(function) if function else made
 
 
+def scattered(count: int, width: int) -> tuple[int, int]:
+    """What a :func:`scatterer` leaves: (kept, sharing). Thread l of a group keeps ``kept`` sums from number
+    ``l // sharing * kept``; ``sharing`` threads have the same."""
+    halvings = min(width.bit_length() - 1, (count & -count).bit_length() - 1)
+    return count >> halvings, width >> halvings
+
+
 def scratch_size(threads: int, values: int = 1) -> int:
     """Elements of shared memory that the twins need to exchange ``values`` numbers a thread."""
     return threads * values if SIMULATED else 1
@@ -123,6 +167,8 @@ __all__ = [
     "load8_f32",
     "max_lanes",
     "pair_from_lane",
+    "scattered",
+    "scatterer",
     "scratch_size",
     "store4_f32",
     "store8_bf16",

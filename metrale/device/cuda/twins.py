@@ -114,6 +114,28 @@ def sum_lanes_each(values, count, width, thread, scratch):
     values[:count] = block[0]
 
 
+def scatterer(count, width, stride=1):
+    """A function for ``sum_lanes`` of ``count`` entries over ``width`` threads, ``stride`` apart; each keeps some."""
+    kept, sharing = count, width
+    while sharing > 1 and kept % 2 == 0:
+        kept, sharing = kept // 2, sharing // 2
+
+    def scatter(values, thread, scratch):
+        meet()
+        scratch[thread * count : (thread + 1) * count] = values[:count]
+        meet()
+        lane = thread // stride % width
+        first = thread - lane * stride
+        block = np.array(
+            [scratch[at * count : (at + 1) * count] for at in range(first, first + width * stride, stride)]
+        )
+        while len(block) > 1:
+            block = block[: len(block) // 2] + block[len(block) // 2 :]
+        values[:kept] = block[0, lane // sharing * kept :][:kept]
+
+    return scatter
+
+
 def pair_from_lane(value, index, step, thread, values, indices):
     """The value and index of the thread whose number differs in the bits of ``step``."""
     meet()

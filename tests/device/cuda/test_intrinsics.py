@@ -10,7 +10,7 @@ import pytest
 from numba import cuda, float32, njit, uint16
 
 from metrale.device.cuda import intrinsics, twins
-from metrale.device.cuda.attention import attention_shape
+from metrale.device.cuda.attention import SHARED, attention_shape
 from metrale.device.cuda.backend import tiles_of
 from metrale.device.cuda.linear_attention import delta_lanes
 from metrale.device.cuda.picking import pick_parts
@@ -101,6 +101,16 @@ def test_heads_of_a_group_share_a_block():
     assert [shape.rows for shape in shapes] == [8, 2, 1, 1]
 
 
+def test_every_head_and_group_fits_a_block():
+    """And decode and prefill agree on what the order of a query's sums depends on."""
+    for head in range(8, 257, 8):
+        for group in range(1, 26):
+            shapes = [attention_shape(group, 1, head, 16, prefill=prefill) for prefill in (False, True)]
+            assert len({(shape.threads, shape.split, shape.stride, shape.lanes) for shape in shapes}) == 1
+            assert max(shape.shared_bytes for shape in shapes) <= SHARED
+            assert all(shape.room % shape.stride == 0 and shape.room >= shape.split for shape in shapes)
+
+
 @pytest.mark.parametrize("head", [0, 4, 20, 264])
 def test_a_head_size_that_no_vector_fits_is_refused(head):
     with pytest.raises(ValueError, match=f"head size {head} is not supported: use a multiple of 8 up to 256"):
@@ -108,7 +118,7 @@ def test_a_head_size_that_no_vector_fits_is_refused(head):
 
 
 def test_what_no_block_has_room_for_is_refused():
-    with pytest.raises(ValueError, match="split 2048 with 128 threads needs 98628 bytes of shared memory"):
+    with pytest.raises(ValueError, match="split 2048 with 256 threads needs 114948 bytes of shared memory"):
         attention_shape(16, 2, 128, 16, split=2048)
 
 

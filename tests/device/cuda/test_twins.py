@@ -13,6 +13,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
 from metrale.device.cuda import simulator, twins
 from metrale.device.cuda.checks import Pair, error_share
+from metrale.device.cuda.lanes import scattered
 
 EDGES = [0.0, -0.0, 1.0, 1.00390625, 1.01171875, -3.0078125, 3.3e38, 3.4e38, 1e-40, float("inf"), float("-inf")]
 
@@ -96,6 +97,36 @@ def test_several_sums_at_once_are_the_single_sums():
 
     single = [Block(8, lambda t, i=i: twins.sum_lanes(values[t, i], 8, t, scratch)).results[0] for i in range(3)]
     assert Block(8, each).results == [[float(total) for total in single]] * 8
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "stride"), [(4, 8, 1), (16, 4, 1), (6, 4, 2), (3, 2, 4), (8, 1, 8), (1, 8, 1)]
+)
+def test_scattered_sums_are_the_sums_of_all(count, width, stride):
+    """Each by as many threads as :func:`scattered` says."""
+    values = np.random.default_rng(3).normal(size=(16, count)).astype(np.float32)
+    scratch = np.zeros(16 * count, np.float32)
+    kept, sharing = scattered(count, width)
+
+    def mine(thread):
+        own = values[thread].copy()
+        twins.scatterer(count, width, stride)(own, thread, scratch)
+        return own[:kept].tolist()
+
+    # Threads of a group one after the other, so that sums over aligned groups are its sums.
+    order = [
+        block + at * stride + lane
+        for block in range(0, 16, width * stride)
+        for lane in range(stride)
+        for at in range(width)
+    ]
+    each = np.zeros((16, count), np.float32)
+    for number in range(count):
+        own = [values[thread, number] for thread in order]
+        each[order, number] = Block(16, lambda t, own=own: twins.sum_lanes(own[t], width, t, scratch)).results
+    for thread, got in enumerate(Block(16, mine).results):
+        first = thread // stride % width // sharing * kept
+        assert got == each[thread, first : first + kept].tolist()
 
 
 def test_a_neighbour_is_the_thread_one_bit_away():

@@ -20,7 +20,18 @@ from functools import cache
 
 from numba import cuda, float32, int32, int64, uint64
 
-from .lanes import SIMULATED, WARP, device, kernel, max_lanes, scattered, scatterer, scratch_size, sum_lanes
+from .lanes import (
+    SIMULATED,
+    WARP,
+    device,
+    issue_loads,
+    kernel,
+    max_lanes,
+    scattered,
+    scatterer,
+    scratch_size,
+    sum_lanes,
+)
 from .storage import VECTOR, Storage
 
 QUERIES = 8
@@ -161,13 +172,6 @@ def _parts(storage: Storage, shape: AttentionShape):
                 homes[uint64(at)] = ((block * block_size + position % block_size) * kv_heads + kv_head) * head
 
     @device
-    def issue():
-        """Loads above stay above the arithmetic below, so that all are in flight at once: without this the assembler
-        spares registers and waits for one after the other. It costs no instruction."""
-        if whole:
-            cuda.syncwarp()
-
-    @device
     def base_of(step, thread):
         """A thread's first position in a step; the next ones follow ``groups_a_warp`` apart."""
         at = step // passes * stride + thread // WARP * (RUN * groups_a_warp)
@@ -185,7 +189,8 @@ def _parts(storage: Storage, shape: AttentionShape):
                     key = load8(keys, homes[uint64(base + u * groups_a_warp)] + dim)
                     for i in range(VECTOR):
                         held[u * VECTOR + i] = key[i]
-                issue()
+                if whole:
+                    issue_loads()
                 for u in range(together):
                     for m in range(queries):
                         dot = query[m * VECTOR] * held[u * VECTOR]
@@ -245,7 +250,8 @@ def _parts(storage: Storage, shape: AttentionShape):
                     value = load8(values, homes[uint64(base + u * groups_a_warp)] + dim)
                     for i in range(VECTOR):
                         held[u * VECTOR + i] = value[i]
-                issue()
+                if whole:
+                    issue_loads()
                 for u in range(together):
                     for m in range(queries):
                         weight = scores[uint64(m * line + base + u * groups_a_warp)]

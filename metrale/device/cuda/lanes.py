@@ -22,6 +22,7 @@ if SIMULATED:
     from .twins import (
         bf16_of_float,
         float_of_bf16,
+        issue_loads,
         load4_f32,
         load8_bf16,
         load8_f32,
@@ -123,6 +124,12 @@ else:
         return scatter
 
     @device
+    def issue_loads():
+        """Loads above stay above the arithmetic below, so that all are in flight at once: without this the assembler
+        spares registers and waits for one after the other. All threads of a warp call it; it costs no turn."""
+        cuda.syncwarp()
+
+    @device
     def pair_from_lane(value, index, step, thread, values, indices):
         """The value and index of the thread whose number differs in the bits of ``step``."""
         return cuda.shfl_xor_sync(EVERYONE, value, step), cuda.shfl_xor_sync(EVERYONE, index, step)
@@ -161,6 +168,7 @@ __all__ = [
     "bf16_of_float",
     "device",
     "float_of_bf16",
+    "issue_loads",
     "kernel",
     "load4_f32",
     "load8_bf16",

@@ -136,6 +136,10 @@ def scatterer(count, width, stride=1):
     return scatter
 
 
+def issue_loads():
+    """Nothing: loads are done where they stand."""
+
+
 def pair_from_lane(value, index, step, thread, values, indices):
     """The value and index of the thread whose number differs in the bits of ``step``."""
     meet()

@@ -414,20 +414,30 @@ def combine_kernel(storage: Storage, shape: AttentionShape):
         count = (spans[2 * row + 1] + split - 1) // split - begin
         if count < 2:
             return
+        tops = cuda.local.array(RUN, float32)
+        totals = cuda.local.array(RUN, float32)
+        values = cuda.local.array(RUN, float32)
         at = row * int64(cuda.gridDim.x) + int64(cuda.blockIdx.x)
         for turn in range(turns):
             d = turn * threads + int64(cuda.threadIdx.x)
             if d < head:
                 best, total, value = NEVER, float32(0), float32(0)
-                for piece in range(count):
-                    here = (at * splits + piece) * record
-                    top = partial[here + head]
-                    if top > NEVER:
-                        new_best = max(best, top)
-                        old, new = float32(math.exp(best - new_best)), float32(math.exp(top - new_best))
-                        total = total * old + partial[here + head + 1] * new
-                        value = value * old + partial[here + d] * new
-                        best = new_best
+                for first in range(0, count, RUN):
+                    # A piece past the last is the last again, with no weight.
+                    for u in range(RUN):
+                        piece = first + u
+                        here = (at * splits + min(piece, count - 1)) * record
+                        top = partial[uint64(here + head)]
+                        tops[u] = top if piece < count else NEVER
+                        totals[u] = partial[uint64(here + head + 1)]
+                        values[u] = partial[uint64(here + d)]
+                    for u in range(RUN):
+                        if tops[u] > NEVER:
+                            new_best = max(best, tops[u])
+                            old, new = float32(math.exp(best - new_best)), float32(math.exp(tops[u] - new_best))
+                            total = total * old + totals[u] * new
+                            value = value * old + values[u] * new
+                            best = new_best
                 store(out, at * head + d, value / total)
 
     return attention_combine

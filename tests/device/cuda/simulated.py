@@ -42,6 +42,8 @@ def decode() -> Iterator[Pair]:
     for group, head in checks.COMMON:
         yield from checks.check_decode(inputs(BF16), group, head, alone=False)
     yield from checks.check_decode(inputs(FP32), 2, 16, kv_heads=3)
+    # Six splits: the merge takes four at a time.
+    yield from checks.check_decode(inputs(FP32), 2, 16, alone=False, contexts=[1, 90, 37])
 
 
 def prefill() -> Iterator[Pair]:

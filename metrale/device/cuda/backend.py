@@ -19,10 +19,13 @@ from . import picking, rotary, rows
 from .attention import attention_shape
 from .launch import blocks_for, launch, memory, storage_of
 from .paged import attend, attend_chunk, attend_paged, attend_rows, decode_plan, split_count, tiles_of
-from .views import ALIGNMENT, aligned, dense, vector_for
+from .storage import vector_of
+from .views import ALIGNMENT, aligned, by_rows, dense, vector_for
 
 Tensor = torch.Tensor
 L2_EPS = 1e-6
+MOST_ROWS = 65535
+"""Blocks of a grid along y."""
 
 
 def check_sizes(heads: int, kv_heads: int, head: int, value_dim: int = la.COLUMNS) -> None:
@@ -30,6 +33,13 @@ def check_sizes(heads: int, kv_heads: int, head: int, value_dim: int = la.COLUMN
     for prefill in (False, True):
         attention_shape(heads, kv_heads, head, 1, prefill=prefill)
     la.delta_lanes(la.COLUMNS, value_dim)
+
+
+def _rows(count: int) -> int:
+    """Rows of a grid. Raises ValueError for more than it can have."""
+    if count > MOST_ROWS:
+        raise ValueError(f"{count} rows are more than the {MOST_ROWS} of a grid: pass fewer at once")
+    return count
 
 
 # -- rows
@@ -55,7 +65,7 @@ def _move(source: Tensor, sources: Tensor | None, target: Tensor, targets: Tenso
         source, target = source.view(-1).view(torch.float32), target.view(-1).view(torch.float32)
     unused = source.new_empty(0, dtype=torch.int64)
     kernel = rows.move_kernel(vector, sources is not None, targets is not None)
-    grid = (*blocks_for(width, vector * rows.BLOCK), count)
+    grid = (*blocks_for(width, vector * rows.BLOCK), _rows(count))
     sources, targets = unused if sources is None else sources, unused if targets is None else targets
     launch(kernel, grid, rows.BLOCK, source, sources, target, targets, width)
 
@@ -88,12 +98,25 @@ def l2_norm(x: Tensor) -> Tensor:
     return _norm(x, x.new_empty(0), L2_EPS, False)
 
 
+def _lines(*tensors: Tensor) -> tuple[list[Tensor], int, int, int]:
+    """Tensors of one shape for an elementwise kernel, rows, elements of a row, and how many a thread moves at once.
+
+    Contiguous tensors are one long row. Columns of a wider product stay where they are."""
+    first = tensors[0]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return [tensor.view(1, -1) for tensor in tensors], 1, first.numel(), vector_for(first.numel(), *tensors)
+    width = first.shape[-1]
+    vector = vector_of(width)
+    found = [by_rows(tensor.reshape(-1, width), vector) for tensor in tensors]
+    return found, found[0].shape[0], width, vector
+
+
 def _unary(x: Tensor, name: str) -> Tensor:
-    x = x.contiguous()
-    out, count = torch.empty_like(x), x.numel()
-    vector = vector_for(count, x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    (x,), count, width, vector = _lines(x)
     kernel = rows.unary_kernel(storage_of(x), vector, name)
-    launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, x, out, count)
+    grid = (*blocks_for(width, 2 * vector * rows.BLOCK), _rows(count))
+    launch(kernel, grid, rows.BLOCK, memory(x), x.stride(0), out, width)
     return out
 
 
@@ -109,11 +132,11 @@ def silu(x: Tensor) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up, [R, W]."""
-    gate, up = gate.contiguous(), up.contiguous()
-    out, count = torch.empty_like(gate), gate.numel()
-    vector = vector_for(count, gate, up)
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    (gate, up), count, width, vector = _lines(gate, up)
     kernel = rows.swiglu_kernel(storage_of(gate), vector)
-    launch(kernel, blocks_for(count, vector * rows.BLOCK), rows.BLOCK, gate, up, out, count)
+    grid = (*blocks_for(width, 2 * vector * rows.BLOCK), _rows(count))
+    launch(kernel, grid, rows.BLOCK, memory(gate), gate.stride(0), memory(up), up.stride(0), out, width)
     return out
 
 
@@ -122,15 +145,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first ``2 * half`` dimensions of [R, heads, D]; cos and sin are [R, half] fp32."""
-    x, cos, sin = dense(x), dense(cos), dense(sin)
     count, heads, head = x.shape
     half = cos.shape[-1]
-    out = torch.empty_like(x)
     vector = rotary.rotary_vector(head, half)
-    units = (head - half) // vector
+    x, cos, sin = by_rows(x, vector), dense(cos), dense(sin)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     kernel = rotary.rotary_kernel(storage_of(x), head, half, vector)
-    grid = blocks_for(count * heads * units, rows.BLOCK)
-    launch(kernel, grid, rows.BLOCK, x, cos, sin, heads, out, count * heads)
+    grid = (*blocks_for(heads * (head - half) // vector, rows.BLOCK), _rows(count))
+    launch(kernel, grid, rows.BLOCK, memory(x), x.stride(0), cos, sin, heads, out)
     return out
 
 
@@ -153,17 +175,17 @@ def rope_and_write(
 ) -> Tensor:
     """Rotated q [R, H, D]; rotated k and v [R, KV, D] go to the pools at ``where`` [R].
 
-    cos and sin [positions, half] fp32."""
-    q, k, v, cos, sin = dense(q), dense(k), dense(v), dense(cos), dense(sin)
+    cos and sin [positions, half] fp32. q, k and v may be columns of one product."""
     count, heads, head = q.shape
     kv_heads, half = k.shape[1], cos.shape[-1]
-    out = torch.empty_like(q)
     vector = rotary.rotary_vector(head, half) if aligned(keys, values) else 1
-    units = (head - half) // vector
+    q, k, v = by_rows(q, vector), by_rows(k, vector), by_rows(v, vector)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kernel = rotary.rotary_write_kernel(storage_of(q), head, half, vector)
-    grid = blocks_for(count * (heads + 2 * kv_heads) * units, rows.BLOCK)
-    arguments = (q, k, v, positions, cos, sin, where, heads, kv_heads, out, keys, values, count)
-    launch(kernel, grid, rows.BLOCK, *arguments)
+    grid = (*blocks_for((heads + 2 * kv_heads) * (head - half) // vector, rows.BLOCK), _rows(count))
+    strided = (memory(q), q.stride(0), memory(k), k.stride(0), memory(v), v.stride(0))
+    tables = (positions, dense(cos), dense(sin), where)
+    launch(kernel, grid, rows.BLOCK, *strided, *tables, heads, kv_heads, out, keys, values)
     return out
 
 
@@ -176,7 +198,7 @@ def conv(source: Tensor, window: Tensor, taps: Tensor) -> Tensor:
     vector = vector_for(channels, source, taps)
     out = source.new_empty((window.shape[1], channels))
     kernel = la.window_kernel(storage_of(source), vector, taps.shape[0])
-    grid = (*blocks_for(channels, vector * rows.BLOCK), window.shape[1])
+    grid = (*blocks_for(channels, vector * rows.BLOCK), _rows(window.shape[1]))
     launch(kernel, grid, rows.BLOCK, source, window, taps, out, channels)
     return out
 
@@ -195,7 +217,7 @@ def conv_rows(x: Tensor, state: Tensor, owners: Tensor, slots: Tensor, starts: T
     vector = _slot_vector(channels, state, x, taps)
     out = torch.empty_like(x)
     kernel = la.conv_kernel(storage_of(x), vector, taps.shape[0])
-    grid = (*blocks_for(channels, vector * rows.BLOCK), x.shape[0])
+    grid = (*blocks_for(channels, vector * rows.BLOCK), _rows(x.shape[0]))
     arguments = (x, memory(state), state.stride(0), owners, slots, starts, taps, out, channels)
     launch(kernel, grid, rows.BLOCK, *arguments)
     return out
@@ -208,7 +230,7 @@ def conv_tails(x: Tensor, state: Tensor, spans: Tensor, target: Tensor) -> None:
     channels = x.shape[1]
     vector = min(_slot_vector(channels, pool, x) for pool in (state, target))
     kernel = la.tail_kernel(storage_of(x), vector, state.shape[1] + 1)
-    grid = (*blocks_for(channels, vector * rows.BLOCK), spans.shape[0])
+    grid = (*blocks_for(channels, vector * rows.BLOCK), _rows(spans.shape[0]))
     arguments = (x, memory(state), state.stride(0), spans, memory(target), target.stride(0), channels)
     launch(kernel, grid, rows.BLOCK, *arguments)
 
@@ -245,7 +267,7 @@ def delta_rows(
         raise ValueError("states must begin at multiples of 16 bytes: move them into a tensor of their own")
     out = torch.empty_like(v)
     kernel = la.delta_kernel(storage_of(v), key_dim, value_dim, heads // k.shape[1], between is not None)
-    grid = (value_dim // (groups * la.COLUMNS), heads, slots.shape[0])
+    grid = (value_dim // (groups * la.COLUMNS), heads, _rows(slots.shape[0]))
     kept = state.new_empty(4) if between is None else between
     arguments = (memory(state), state.stride(0), slots, starts, q, k, v, beta, decay, out, kept)
     launch(kernel, grid, sharing * groups, *arguments)
@@ -295,7 +317,7 @@ def _picked(logits: Tensor, masks: Tensor | None, cells: Tensor | None, parts: i
     vector = vector_for(vocabulary, logits)
     length = -(-vocabulary // (parts * vector)) * vector
     kernel = picking.pick_kernel(storage_of(logits), vector, masked, parts == 1)
-    launch(kernel, (parts, count), picking.THREADS, logits, vocabulary, length, hidden, values, ids, out, into)
+    launch(kernel, (parts, _rows(count)), picking.THREADS, logits, vocabulary, length, hidden, values, ids, out, into)
     if parts > 1:
         launch(picking.choose_kernel(masked), (count,), picking.WARP, values, ids, parts, hidden, out, into)
     return out

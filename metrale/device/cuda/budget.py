@@ -81,13 +81,13 @@ def _of(storage: Storage) -> Iterator[Specialised]:
         name = f"{'rms' if weighted else 'l2'} norm {width}"
         yield one(name, _later(rows.norm_kernel, storage, shape, weighted), (x, x, SCALAR, x, COUNT), shape.threads)
     for function in ("silu", "sigmoid"):
-        yield one(function, _later(rows.unary_kernel, storage, VECTOR, function), (x, x, COUNT))
-    yield one("swiglu", _later(rows.swiglu_kernel, storage, VECTOR), (x, x, x, COUNT))
+        yield one(function, _later(rows.unary_kernel, storage, VECTOR, function), (x, COUNT, x, COUNT))
+    yield one("swiglu", _later(rows.swiglu_kernel, storage, VECTOR), (x, COUNT, x, COUNT, x, COUNT))
     yield one("delta gates", _later(rows.gates_kernel, storage), (x, x, FLOATS, FLOATS, COUNT, FLOATS, FLOATS, COUNT))
     yield one(
-        "rotary 128", _later(rotary.rotary_kernel, storage, 128, 64, VECTOR), (x, FLOATS, FLOATS, COUNT, x, COUNT)
+        "rotary 128", _later(rotary.rotary_kernel, storage, 128, 64, VECTOR), (x, COUNT, FLOATS, FLOATS, COUNT, x)
     )
-    signature: tuple[Any, ...] = (x, x, x, INTS, FLOATS, FLOATS, INTS, COUNT, COUNT, x, x, x, COUNT)
+    signature: tuple[Any, ...] = (x, COUNT, x, COUNT, x, COUNT, INTS, FLOATS, FLOATS, INTS, COUNT, COUNT, x, x, x)
     yield one("rotary and write 128", _later(rotary.rotary_write_kernel, storage, 128, 64, VECTOR), signature)
     for group, head in HEADS[storage.name]:
         yield from _attention(one, storage, x, group, head)

@@ -112,6 +112,10 @@ def check_activations(i: Inputs) -> Iterator[Pair]:
         yield Pair(f"swiglu {width}", backend.swiglu(x, y), k.swiglu(exactly(x), exactly(y)))
         yield Pair(f"silu {width}", backend.silu(x), k.silu(exactly(x)))
         yield Pair(f"sigmoid {width}", backend.sigmoid(x), k.sigmoid(exactly(x)))
+    for label, row in (("far out", [-700, -200, -89, -88, 30, 100, 700]), ("tiny", [-80, -81, -84])):
+        x = torch.tensor([row], dtype=torch.float32).to(i.on, i.dtype)
+        yield Pair(f"silu, {label}", backend.silu(x), k.silu(exactly(x)))
+        yield Pair(f"sigmoid, {label}", backend.sigmoid(x), k.sigmoid(exactly(x)))
 
 
 def check_gates(i: Inputs) -> Iterator[Pair]:
@@ -181,6 +185,18 @@ def check_views(i: Inputs) -> Iterator[Pair]:
     backend.move_rows(y, ids, far, places, 2)
     yield Pair("move, unaligned", far, torch.stack([x[0], y[2], y[0]]), exact=True)
     yield Pair("argmax, unaligned", backend.argmax(near), k.argmax(y.cpu()), exact=True)
+    wide = i.draw(3, 96)
+    parts = wide[:, :40], wide[:, 48:88]
+    want = backend.swiglu(*(part.contiguous() for part in parts))
+    yield Pair("swiglu, columns", backend.swiglu(*parts), want, exact=True)
+    yield Pair("swiglu, unaligned columns", backend.swiglu(parts[0], shifted(wide)[:, 48:88]), want, exact=True)
+    yield Pair(
+        "swiglu, odd columns",
+        backend.swiglu(wide[:, 1:38], wide[:, 48:85])[:, 1:3],
+        backend.swiglu(wide[:, 2:4].contiguous(), wide[:, 49:51].contiguous()),
+        exact=True,
+    )
+    yield Pair("sigmoid, columns", backend.sigmoid(parts[1]), backend.sigmoid(parts[1].contiguous()), exact=True)
     yield from _rotary_views(i)
     yield from _recurrent_views(i)
 
@@ -199,6 +215,18 @@ def _rotary_views(i: Inputs) -> Iterator[Pair]:
     yield Pair("rotary and write, unaligned, q", got, exactly(want))
     yield Pair("rotary and write, unaligned, k", far[0], exactly(pools[0]))
     yield Pair("rotary and write, unaligned, v", far[1], pools[1], exact=True)
+    for label, width in (("columns", 16), ("odd columns", 17)):
+        product = torch.cat([x.flatten(1) for x in (q, key, value)], dim=1)
+        product = torch.cat([product, i.draw(3, width)], dim=1)
+        parts = product.split_with_sizes([64, 32, 32, width], dim=1)
+        pair = [torch.zeros_like(pool) for pool in (*pools, *pools)]
+        backend.rope_and_write(q, key, value, at, cos, sin, to, *pair[:2])
+        got = backend.rope_and_write(*(x.view(3, -1, 16) for x in parts[:3]), at, cos, sin, to, *pair[2:])
+        yield Pair(f"rotary and write, {label}, q", got, want, exact=True)
+        yield Pair(f"rotary and write, {label}, k", pair[2], pair[0], exact=True)
+        yield Pair(f"rotary and write, {label}, v", pair[3], pair[1], exact=True)
+        turned = backend.rope(parts[0].view(3, -1, 16), cos[at], sin[at])
+        yield Pair(f"rotary, {label}", turned, want, exact=True)
     backend.write_kv(*far, value, key, to)
     yield Pair("write, unaligned", far[0].view(-1, 2, 16)[to], value, exact=True)
 

@@ -143,3 +143,13 @@ def bf16_of_float(typingctx, value):
         return builder.call(pack, [args[0]])
 
     return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def reciprocal(typingctx, value):
+    """1 / value within one unit in the last place, subnormal results too; 0 of infinity."""
+
+    def codegen(context, builder, signature, args):
+        return builder.call(ir.InlineAsm(ir.FunctionType(_FLOAT, [_FLOAT]), "rcp.approx.f32 $0, $1;", "=f,f"), args)
+
+    return types.float32(types.float32), codegen

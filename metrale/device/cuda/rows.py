@@ -14,6 +14,15 @@ from numba import cuda, float32, int64
 from .lanes import SIMULATED, WARP, device, kernel, load4_f32, scratch_size, store4_f32, sum_lanes
 from .storage import VECTOR, Storage, movers, vector_of
 
+if SIMULATED:
+
+    def reciprocal(x):
+        """1 / x."""
+        return ONE / x
+
+else:
+    from .intrinsics import reciprocal
+
 BLOCK = 32 if SIMULATED else 128
 """Threads of a block where the work does not say otherwise."""
 WIDEST = 32 if SIMULATED else 1024
@@ -114,51 +123,78 @@ def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
 
 @device
 def sigmoid(x):
-    """1 / (1 + exp(-x))."""
-    return ONE / (ONE + float32(math.exp(-x)))
+    """1 / (1 + exp(-x)), without a division: exp overflows to infinity, whose reciprocal is 0."""
+    return reciprocal(ONE + float32(math.exp(-x)))
 
 
 @device
 def silu(x):
     """x sigmoid(x)."""
-    return x / (ONE + float32(math.exp(-x)))
+    return x * reciprocal(ONE + float32(math.exp(-x)))
 
 
 @cache
 def unary_kernel(storage: Storage, vector: int, function: str):
-    """``sigmoid`` or ``silu`` of n elements: grid ceil(n / (vector block)). Moves 2 n e bytes, 4 n operations."""
+    """``sigmoid`` or ``silu``: grid (ceil(W / (2 vector block)), R). Moves 2 R W e bytes, 4 R W operations.
+
+    Rows of x begin every ``stride`` elements; out [R, W]. A thread asks for two vectors at once.
+    """
     load, store = movers(storage, vector)
+    size = 2 * vector
     operation = {"sigmoid": sigmoid, "silu": silu}[function]
 
     @kernel
-    def unary(x, out, count):
-        values = cuda.local.array(vector, float32)
-        at = int64(cuda.grid(1)) * vector
-        if at < count:
-            load(x, at, values, 0)
+    def unary(x, stride, out, width):
+        values = cuda.local.array(size, float32)
+        row = int64(cuda.blockIdx.y)
+        at = (int64(cuda.blockIdx.x) * (2 * BLOCK) + cuda.threadIdx.x) * vector
+        then = at + BLOCK * vector
+        if at < width:
+            load(x, row * stride + at, values, 0)
+        if then < width:
+            load(x, row * stride + then, values, vector)
+        if at < width:
             for i in range(vector):
                 values[i] = operation(values[i])
-            store(out, at, values, 0)
+            store(out, row * width + at, values, 0)
+        if then < width:
+            for i in range(vector):
+                values[vector + i] = operation(values[vector + i])
+            store(out, row * width + then, values, vector)
 
     return unary
 
 
 @cache
 def swiglu_kernel(storage: Storage, vector: int):
-    """silu(gate) up, n elements: grid ceil(n / (vector block)). Moves 3 n e bytes, 5 n operations."""
+    """silu(gate) up: grid (ceil(W / (2 vector block)), R). Moves 3 R W e bytes, 5 R W operations.
+
+    Rows of gate and up begin every ``gate_stride`` and ``up_stride`` elements; out [R, W].
+    """
     load, store = movers(storage, vector)
+    size = 2 * vector
 
     @kernel
-    def swiglu(gate, up, out, count):
-        gates = cuda.local.array(vector, float32)
-        ups = cuda.local.array(vector, float32)
-        at = int64(cuda.grid(1)) * vector
-        if at < count:
-            load(gate, at, gates, 0)
-            load(up, at, ups, 0)
+    def swiglu(gate, gate_stride, up, up_stride, out, width):
+        gates = cuda.local.array(size, float32)
+        ups = cuda.local.array(size, float32)
+        row = int64(cuda.blockIdx.y)
+        at = (int64(cuda.blockIdx.x) * (2 * BLOCK) + cuda.threadIdx.x) * vector
+        then = at + BLOCK * vector
+        if at < width:
+            load(gate, row * gate_stride + at, gates, 0)
+            load(up, row * up_stride + at, ups, 0)
+        if then < width:
+            load(gate, row * gate_stride + then, gates, vector)
+            load(up, row * up_stride + then, ups, vector)
+        if at < width:
             for i in range(vector):
                 gates[i] = silu(gates[i]) * ups[i]
-            store(out, at, gates, 0)
+            store(out, row * width + at, gates, 0)
+        if then < width:
+            for i in range(vector):
+                gates[vector + i] = silu(gates[vector + i]) * ups[vector + i]
+            store(out, row * width + then, gates, vector)
 
     return swiglu
 

@@ -26,3 +26,15 @@ def dense(tensor: Tensor) -> Tensor:
     """The tensor itself if it is contiguous and aligned, else a copy that is."""
     tensor = tensor.contiguous()
     return tensor if aligned(tensor) else tensor.clone()
+
+
+def by_rows(tensor: Tensor, vector: int) -> Tensor:
+    """The tensor itself if each row of its first dimension is contiguous and, for more than one element at a time,
+    aligned; else a dense copy. A kernel takes ``memory(tensor)`` and ``tensor.stride(0)``."""
+    inner = 1
+    for size, stride in zip(tensor.shape[:0:-1], tensor.stride()[:0:-1], strict=True):
+        if size > 1 and stride != inner:
+            return dense(tensor)
+        inner *= size
+    apart = tensor.shape[0] > 1 and tensor.stride(0) * tensor.element_size() % ALIGNMENT
+    return dense(tensor) if vector > 1 and (apart or not aligned(tensor)) else tensor

@@ -46,8 +46,7 @@ def rope_write(
     """Rotated q [R, H, D]; rotated key and value [R, KV, D] go into the pools at flat ``where`` [R]. cos and sin
     [positions, half]."""
     if hasattr(k, "rope_and_write"):
-        dense = (q.contiguous(), key.contiguous(), value.contiguous())
-        return k.rope_and_write(*dense, positions, cos, sin, where, keys, values)
+        return k.rope_and_write(q, key, value, positions, cos, sin, where, keys, values)
     cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
     k.write_kv(keys, values, k.rope(key, cos, sin), value, where)
     return k.rope(q, cos, sin)

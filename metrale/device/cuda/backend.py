@@ -78,14 +78,25 @@ def feed_ids(sources: Tensor, fed: Tensor, cells: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> Tensor:
-    x, weight = dense(x), dense(weight)
-    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width, weight = x.shape[-1], dense(weight)
+    group, outer, inner = 1, width, width
+    if x.dim() == 3 and _by_heads(x):
+        group, outer, inner = x.shape[1], x.stride(0), x.stride(1)
+    else:
+        x = dense(x)
     count = x.numel() // width
     shape = rows.row_shape(width)
-    out = torch.empty_like(x)
     kernel = rows.norm_kernel(storage_of(x), shape, weighted)
-    launch(kernel, blocks_for(count, shape.rows), shape.threads, x, weight, float(eps), out, count)
+    lines = (memory(x), group, outer, inner)
+    launch(kernel, blocks_for(count, shape.rows), shape.threads, *lines, weight, float(eps), out, count)
     return out
+
+
+def _by_heads(x: Tensor) -> bool:
+    """Whether the norm takes [R, heads, W] as it lies: heads of W elements at aligned places, rows at any stride."""
+    whole = x.stride(2) == 1 and aligned(x)
+    return whole and not any(stride * x.element_size() % ALIGNMENT for stride in x.stride()[:2])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -79,7 +79,12 @@ def _of(storage: Storage) -> Iterator[Specialised]:
     for width, weighted in ((4096, True), (100, True), (128, False)):
         shape = rows.row_shape(width)
         name = f"{'rms' if weighted else 'l2'} norm {width}"
-        yield one(name, _later(rows.norm_kernel, storage, shape, weighted), (x, x, SCALAR, x, COUNT), shape.threads)
+        yield one(
+            name,
+            _later(rows.norm_kernel, storage, shape, weighted),
+            (x, *[COUNT] * 3, x, SCALAR, x, COUNT),
+            shape.threads,
+        )
     for function in ("silu", "sigmoid"):
         yield one(function, _later(rows.unary_kernel, storage, VECTOR, function), (x, COUNT, x, COUNT))
     yield one("swiglu", _later(rows.swiglu_kernel, storage, VECTOR), (x, COUNT, x, COUNT, x, COUNT))

@@ -102,7 +102,8 @@ def check_norms(i: Inputs) -> Iterator[Pair]:
         yield Pair(f"l2 {width}", backend.l2_norm(x), k.l2_norm(exactly(x)))
     x, weight, out = i.draw(1, 512), i.draw(512), torch.empty((1, 512), dtype=i.dtype, device=i.on)
     shape = rows.row_shape(512, widest=64)
-    launch(rows.norm_kernel(storage_of(x), shape, True), (1,), shape.threads, x, weight, 1e-6, out, 1)
+    kernel = rows.norm_kernel(storage_of(x), shape, True)
+    launch(kernel, (1,), shape.threads, x, 1, 512, 512, weight, 1e-6, out, 1)
     yield Pair("rms over two warps", out, k.rms_norm(exactly(x), exactly(weight), 1e-6))
 
 
@@ -196,6 +197,10 @@ def check_views(i: Inputs) -> Iterator[Pair]:
         backend.swiglu(wide[:, 2:4].contiguous(), wide[:, 49:51].contiguous()),
         exact=True,
     )
+    for start, label in ((16, "heads"), (15, "odd heads")):
+        heads = wide[:, start : start + 64].view(3, 4, 16)[:, :, :8]
+        want = backend.rms_norm(heads.contiguous(), weight[:8], 1e-6)
+        yield Pair(f"rms, {label}", backend.rms_norm(heads, weight[:8], 1e-6), want, exact=True)
     yield Pair("sigmoid, columns", backend.sigmoid(parts[1]), backend.sigmoid(parts[1].contiguous()), exact=True)
     yield from _rotary_views(i)
     yield from _recurrent_views(i)

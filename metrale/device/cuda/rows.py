@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int32, int64
 
 from .lanes import SIMULATED, WARP, device, kernel, load4_f32, scratch_size, store4_f32, sum_lanes
 from .storage import VECTOR, Storage, movers, vector_of
@@ -27,6 +27,8 @@ BLOCK = 32 if SIMULATED else 128
 """Threads of a block where the work does not say otherwise."""
 WIDEST = 32 if SIMULATED else 1024
 """Most threads that share a row."""
+WIDE = 128
+"""Vectors of a row beyond which a thread holds two."""
 ONE = float32(1)
 ZERO = float32(0)
 
@@ -52,9 +54,12 @@ class RowShape:
 
 
 def row_shape(width: int, widest: int = WIDEST, block: int = BLOCK) -> RowShape:
-    """A power of two of threads a row, enough that each holds one vector where ``widest`` allows."""
+    """Threads a row, at most ``widest``: one for each of up to :data:`WIDE` vectors, a power of two; for more vectors
+    whole warps whose threads hold two each."""
     vector = vector_of(width)
-    sharing = min(widest, 1 << (width // vector - 1).bit_length())
+    vectors = width // vector
+    sharing = 1 << (vectors - 1).bit_length() if vectors <= WIDE else -(-vectors // (2 * WARP)) * WARP
+    sharing = min(widest, sharing)
     return RowShape(width, vector, sharing, max(1, block // sharing))
 
 
@@ -62,7 +67,8 @@ def row_shape(width: int, widest: int = WIDEST, block: int = BLOCK) -> RowShape:
 def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
     """RMS norm with a weight, or L2 norm without: grid ceil(R / rows), block ``threads``.
 
-    x and out [R, W], weight [W]. ``weighted``: x / sqrt(mean(x^2) + eps) weight; else x / sqrt(sum(x^2) + eps).
+    Row i of x begins at element (i // group) outer + (i % group) inner; out [R, W], weight [W], which is loaded while
+    the sum goes round. ``weighted``: x / sqrt(mean(x^2) + eps) weight; else x / sqrt(sum(x^2) + eps).
     Moves 2 R W e bytes, 4 R W operations.
     """
     load, store = movers(storage, shape.vector)
@@ -71,6 +77,10 @@ def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
     scratch_count, warps = scratch_size(shape.threads), -(-shape.threads // WARP)
     warps_a_row = sharing // WARP
     share = float32(1 / width)
+    # Larger blocks have no registers for the weight.
+    early = weighted and held * shape.threads <= 1024
+    step = vector if early else 0
+    kept = held * vector if early else vector
 
     @device
     def row_sum(value, thread, scratch, pool):
@@ -87,19 +97,28 @@ def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
         return value
 
     @kernel(launch_bounds=shape.threads)
-    def norm(x, weight, eps, out, count):
+    def norm(x, group, outer, inner, weight, eps, out, count):
         scratch = cuda.shared.array(scratch_count, float32)
         pool = cuda.shared.array(warps, float32)
         values = cuda.local.array(size, float32)
-        factors = cuda.local.array(vector, float32)
+        factors = cuda.local.array(kept, float32)
         thread = cuda.threadIdx.x
         lane = thread % sharing
         row = int64(cuda.blockIdx.x) * rows + thread // sharing
+        place = row * outer
+        if group > 1:
+            block = int32(row) // int32(group)
+            place = block * outer + (row - block * group) * inner
         total = ZERO
         for i in range(held):
             at = (i * sharing + lane) * vector
             if at < width and row < count:
-                load(x, row * width + at, values, i * vector)
+                load(x, place + at, values, i * vector)
+                if early:
+                    load(weight, at, factors, i * step)
+        for i in range(held):
+            at = (i * sharing + lane) * vector
+            if at < width and row < count:
                 for j in range(vector):
                     total += values[i * vector + j] * values[i * vector + j]
         total = row_sum(total, thread, scratch, pool)
@@ -109,12 +128,12 @@ def norm_kernel(storage: Storage, shape: RowShape, weighted: bool):
         for i in range(held):
             at = (i * sharing + lane) * vector
             if at < width and row < count:
-                if weighted:
-                    load(weight, at, factors, 0)
+                if weighted and not early:
+                    load(weight, at, factors, i * step)
                 for j in range(vector):
                     value = values[i * vector + j] * factor
                     if weighted:
-                        value = value * factors[j]
+                        value = value * factors[i * step + j]
                     values[i * vector + j] = value
                 store(out, row * width + at, values, i * vector)
 

@@ -122,15 +122,18 @@ def test_what_no_block_has_room_for_is_refused():
         attention_shape(16, 2, 128, 16, split=2048)
 
 
-def test_a_row_is_spread_over_a_power_of_two():
-    shapes = [row_shape(width) for width in (1, 8, 100, 128, 4096, 16384)]
+def test_threads_of_a_wide_row_hold_two_vectors():
+    shapes = [row_shape(width) for width in (1, 8, 100, 128, 1024, 4096, 5120, 16384, 32768)]
     assert [(s.vector, s.sharing, s.rows, s.held) for s in shapes] == [
         (1, 1, 128, 1),
         (8, 1, 128, 1),
         (1, 128, 1, 1),
         (8, 16, 8, 1),
-        (8, 512, 1, 1),
+        (8, 128, 1, 1),
+        (8, 256, 1, 2),
+        (8, 320, 1, 2),
         (8, 1024, 1, 2),
+        (8, 1024, 1, 4),
     ]
 
 

@@ -45,6 +45,7 @@ from gpu_toolkit import compilers
 TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parent
 LIMIT = 290.0
+LONGEST = 86400.0
 RESERVE = 4.0
 """Seconds kept for ending processes and for the last report."""
 MANY_CORES = 12
@@ -91,7 +92,7 @@ class Check:
             self._finish([self._start("probe", SECTIONS[:3])], LIMITS["probe"])
         if "gpu" not in facts:
             for section in (*CHECKED, *MEASURED):
-                self.report.leave_out(section, "the machine section did not get so far")
+                self.report.leave_out(section, "the machine section did not get so far", unreached=True)
             return
         captures = self.report.sections["graph capture"]["results"]
         self.graphs = captures.get("thread_local", {}).get("captured") == "yes"
@@ -123,7 +124,7 @@ class Check:
 
     def _finish_new(self, name: str, shares: list[tuple[int, int]], limit: float) -> None:
         if self.left <= 0:
-            self.report.leave_out(name, "the time was over")
+            self.report.leave_out(name, "the time was over", unreached=True)
             return
         self._finish([self._start(name, (name,), part) for part in shares], limit)
 
@@ -137,7 +138,7 @@ class Check:
         names = dict.fromkeys(section for one in running for section in one.job.sections)
         if self.left <= 0:
             for name in names:
-                self.report.leave_out(name, "the time was over")
+                self.report.leave_out(name, "the time was over", unreached=True)
             return
         print(f"{self.report.spent:6.1f} s  {', '.join(names)}", flush=True)
         for one in running:
@@ -219,12 +220,20 @@ def unpack(wheels: Path, target: Path) -> str:
     return f"--wheels {wheels}: {' | '.join(done.stderr.strip().splitlines()[-2:])}" if done.returncode else ""
 
 
+def seconds(text: str) -> float:
+    """A time limit."""
+    value = float(text)
+    if not 0 < value <= LONGEST:
+        raise ValueError
+    return value
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of gpu_check.json and gpu_check.md")
     parser.add_argument("--rehearse", action="store_true", help="tiny inputs on the CPU")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which it ends (default %(default)s)")
+    parser.add_argument("--limit", type=seconds, default=LIMIT, help="seconds it may take (default %(default)s)")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that are put on the path first")
     for name in ("--task", "--part", "--records"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -245,7 +254,11 @@ def main() -> int:
             sys.stderr.flush()
             os._exit(1)
         os._exit(0)
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"gpu check: --out {options.out}: {error.strerror}; name a folder", file=sys.stderr)
+        return 2
     report = Report(options.out, SECTIONS, options.rehearse)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="gpu_check.", ignore_cleanup_errors=True) as folder:

@@ -66,9 +66,11 @@ class Report:
         self.sections[section].setdefault("notes", []).append(text)
         self.write()
 
-    def leave_out(self, section: str, why: str) -> None:
-        """A section, or what is left of it, is not run."""
+    def leave_out(self, section: str, why: str, unreached: bool = False) -> None:
+        """A section, or what is left of it, is not run; one that was not reached counts as failed."""
         entry = self.sections[section]
+        if unreached:
+            self.failures.append(f"{section}: not run: {why}")
         entry.setdefault("notes", []).append(why)
         if entry["state"] in ("waiting", "running"):
             self._worst[section] = entry["state"] = "not run"

@@ -70,6 +70,7 @@ def conform(
     """
     try:
         modes = modes or DEVICES[device].unasked
+        _fit(paths, modes, seeds, model)
         checks = list(_checks(paths, modes, seeds, device, races, model))
     except ConformError as error:
         raise BadInput(str(error)) from error
@@ -89,13 +90,23 @@ def conform(
         say(f"next: metrale run {quoted(forced.name + '.toml')} --device {device} -o engine.trace")
         say(f"      metrale diff {quoted(forced.name + '.trace')} engine.trace")
     elif failed:
-        say(f"next: metrale conform --mode {failed[0].mode} --verbose")
+        given = f" --model {quoted(model)}" if model is not None else ""
+        say(f"next: metrale conform --mode {failed[0].mode}{given} --verbose")
     counts = ", ".join(
         f"{mode} {sum(c.mode == mode and not c.failed for c in checks)}/{sum(c.mode == mode for c in checks)}"
         for mode in modes
     )
     say(f"{len(checks)} checks, {len(failed)} failed: {counts}")
     return DIFFERENT if failed else 0
+
+
+def _fit(paths: tuple[Path, ...], modes: tuple[str, ...], seeds: int, model: Path | None) -> None:
+    """Raises BadInput for what no chosen mode looks at."""
+    if "forced" not in modes and (paths or seeds):
+        what = quoted(paths[0]) if paths else f"--seeds {seeds}"
+        raise BadInput(f"{what}: only forced mode runs scenarios; add `--mode forced`")
+    if model is not None and not {"free", "late"} & set(modes):
+        raise BadInput(f"--model {quoted(model)}: forced mode has a model of its own; add `--mode free`")
 
 
 def _checks(

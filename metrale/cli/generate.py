@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16
 
 
+class Real(click.FloatRange):
+    """Numbers of a range; "nan" is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises BadParameter."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
 @click.command(epilog='Example: metrale generate --max-tokens 40 "A scheduler decides" "Q: What is a slot?"')
 @click.argument("prompts", nargs=-1, required=True, metavar="TEXT...")
 @click.option(
@@ -33,9 +45,9 @@ BLOCK_SIZE = 16
 @click.option("--lora", type=click.Path(path_type=Path), help="Adapter folder in PEFT's layout.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Tokens per prompt.")
 @click.option("--batch", type=click.IntRange(1, 256), default=8, show_default=True, help="Prompts decoded at once.")
-@click.option("--drafts", type=click.IntRange(0, 7), default=0, show_default=True, help="Drafts a step; same text.")
-@click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=1.0, show_default=True)
+@click.option("--drafts", type=click.IntRange(0, 7), default=0, show_default=True, help="Drafts a step of greedy text.")
+@click.option("--temperature", type=Real(0.0, 100.0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=Real(0.0, 1.0, min_open=True), default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=42, show_default=True, help="Of the sampling.")
 @click.option("--device", type=click.Choice(["torch", "cuda"]), default="torch", show_default=True, help="CPU or GPU.")
 @click.option(
@@ -61,6 +73,8 @@ def generate(
     The model is a folder in the usual layout: config.json, safetensors, tokenizer.json, of the family llama, qwen2,
     qwen3 or qwen3_next. With --json each line has prompt_tokens, tokens, text and finish_reason.
     """
+    if drafts and temperature > 0:
+        raise BadInput(f"--drafts {drafts}: drafts serve greedy text; leave --temperature {temperature} or them out")
     try:
         from metrale.device.errors import ModelError
     except ImportError as error:

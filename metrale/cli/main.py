@@ -126,6 +126,9 @@ def run_cli(args: Sequence[str] | None = None) -> int:
     except Exception as fault:
         if os.environ.get("METRALE_DEBUG") == "1":
             raise
+        if isinstance(fault, ModuleNotFoundError) and not (fault.name or "metrale").startswith("metrale"):
+            say(f"Error: {fault}; `pip install 'metrale[engine]'` installs what every command needs")
+            return BAD_INPUT
         text = " ".join(str(fault).split()) or "no message"
         say(
             f"Error: metrale failed, which is a fault of the program: {type(fault).__name__}: {text} "

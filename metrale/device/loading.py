@@ -21,6 +21,7 @@ BACKENDS = ("torch", "cuda-sim", "cuda-ptx", "cuda")
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 SHIPPED = "tiny-hybrid"
 SMALL_MODEL = 1024
+LAUNCHES = ("packed", "numba")
 GATES = ("A_log", "dt_bias")
 
 Weights = dict[str, torch.Tensor]
@@ -57,6 +58,8 @@ def backend(name: str, dtype: str = "float32") -> Backend:
         return Backend(reference, reference.TILE, torch.device("cpu"))
     if name not in BACKENDS:
         raise ModelError(f"backend {name!r} is unknown; one of {', '.join(BACKENDS)}")
+    if os.environ.get("METRALE_LAUNCH", "packed") not in LAUNCHES:
+        raise ModelError(f"METRALE_LAUNCH={os.environ['METRALE_LAUNCH']}: one of {', '.join(LAUNCHES)}")
     simulated = name == "cuda-sim"
     if simulated and "numba" not in sys.modules:
         os.environ[SIMULATOR] = "1"
@@ -64,7 +67,7 @@ def backend(name: str, dtype: str = "float32") -> Backend:
         wanted = "with" if simulated else "without"
         raise ModelError(f"backend {name}: start this process {wanted} {SIMULATOR}=1 in its environment")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ModelError("backend cuda: torch sees no CUDA GPU here; `torch`, `cuda-sim`, `cuda-ptx` run on the CPU")
+        raise ModelError("backend cuda: torch sees no CUDA GPU here; the `torch` backend runs on the CPU")
     kernels = importlib.import_module("metrale.device.cuda.backend")
     if name == "cuda":
         # Sums of bf16 products stay fp32 to their end, as in our kernels.

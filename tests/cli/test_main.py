@@ -70,6 +70,17 @@ def test_no_command_shows_the_help(inside) -> None:
     assert "Commands:" in err
 
 
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, inside) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr("metrale.cli.run.run_scenario", lacking)
+    status, out, err = inside("run", GOLDEN / "beam.toml")
+    assert (status, out) == (2, "")
+    remedy = "`pip install 'metrale[engine]'` installs what every command needs"
+    assert err == f"Error: No module named 'numba'; {remedy}\n"
+
+
 def test_a_fault_of_the_program_is_one_line(monkeypatch: pytest.MonkeyPatch, inside) -> None:
     def broken(*_: object, **__: object) -> None:
         raise LookupError("two\nlines")

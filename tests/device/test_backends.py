@@ -70,6 +70,12 @@ def test_a_model_that_no_kernel_takes(monkeypatch):
         build_device(config, random_tensors(config), EngineOptions(), on=backend("cuda-ptx"))
 
 
+def test_an_unknown_way_of_launching(monkeypatch):
+    monkeypatch.setenv("METRALE_LAUNCH", "Numba")
+    with pytest.raises(ModelError, match="METRALE_LAUNCH=Numba: one of packed, numba"):
+        backend("cuda")
+
+
 def test_an_unknown_backend():
     with pytest.raises(ModelError, match=r"'tpu' is unknown; one of torch, cuda-sim, cuda"):
         backend("tpu")

@@ -18,8 +18,8 @@ from metrale.conform.checks import fixed_tiles, free_checks
 from metrale.conform.devices import DEVICES, MODES, SHORT
 from metrale.conform.forced import drawn_check, forced_check, suite
 from metrale.conform.forced_device import ForcedDevice
-from metrale.conform.free import PIPELINED, WAYS, Finding, alone, check_way, models
-from metrale.conform.tiny import edge_device
+from metrale.conform.free import PIPELINED, WAYS, Finding, Weights, alone, check_way, models
+from metrale.conform.tiny import edge_device, random_weights, tiny_config
 from metrale.device.conformance.ordering import CASES
 from metrale.device.engine import Streams
 from metrale.device.kernels import reference
@@ -252,3 +252,31 @@ def test_free_mode_needs_torch_alone_and_forced_mode_pydantic():
     done = without("click", "lark", "pydantic")
     assert (done.returncode, done.stdout) == (1, "1 free\n")
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: import of pydantic halted; None in sys.modules"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "free", "golden/beam.toml"], "golden/beam.toml: only forced mode runs scenarios"),
+        (["--mode", "late", "--seeds", "3"], "--seeds 3: only forced mode runs scenarios"),
+        (["--mode", "forced", "--model", "m"], "--model m: forced mode has a model of its own"),
+    ],
+)
+def test_what_no_mode_looks_at_is_refused(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        command.conform.main(args=arguments, standalone_mode=False)
+
+
+def test_a_foreign_model_may_not_lead_every_way():
+    """Texts of the small attention model on the n-gram way: nothing repeats, which is a fault of our model alone."""
+    config = tiny_config(64, hybrid=False)
+    prompts = [[1, 2, 3], [4, 5]]
+    ways = {way.name: way for way in WAYS}
+    way = replace(ways["n-gram"], only=(0, 1), evidence=("never in a log",))
+    model = Weights("mine", config, random_weights(config), prompts)
+    found = check_way(model, way, alone(model, 4), 4)
+    assert (found.problem, found.excused) == ("no call log line has 'never in a log': this way was not taken", "")
+    found = check_way(replace(model, foreign=True), way, alone(model, 4), 4)
+    assert found.excused == "texts of this model do not repeat themselves"
+    found = check_way(replace(model, foreign=True), replace(way, by_text=""), alone(model, 4), 4)
+    assert found.excused == ""

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 
+import click
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
@@ -49,6 +50,17 @@ def test_the_cpu_computes_in_fp32():
     with pytest.raises(BadInput, match="backend torch: weights and caches are float32, not bfloat16"):
         run("--dtype", "bfloat16", "x")
     assert run("--dtype", "float32", "--max-tokens", "1", "x") == 0
+
+
+@pytest.mark.parametrize("option", ["--temperature", "--top-p"])
+def test_nan_is_no_number(option):
+    with pytest.raises(click.BadParameter, match="'nan' is not a number"):
+        run(option, "nan", "x")
+
+
+def test_drafts_serve_greedy_text():
+    with pytest.raises(BadInput, match=r"--drafts 3: drafts serve greedy text; leave --temperature 0\.5 or them out"):
+        run("--drafts", "3", "--temperature", "0.5", "x")
 
 
 def test_objects(capsys):

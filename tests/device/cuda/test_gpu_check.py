@@ -92,7 +92,26 @@ def test_a_run_whose_time_is_over_ends_and_reports_what_it_had(tmp_path):
         "notes": ["the machine section did not get so far"],
     }
     assert result["failures"][0].startswith("machine: probe: killed after ")
+    assert "kernel checks: not run: the machine section did not get so far" in result["failures"]
     assert "| machine | killed |" in text
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf", "soon"])
+def test_a_limit_is_a_time(tmp_path, limit):
+    command = [sys.executable, TOOLS / "gpu_check.py", "--out", tmp_path, "--limit", limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        f"gpu_check.py: error: argument --limit: invalid seconds value: '{limit}'",
+    )
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    command = [sys.executable, TOOLS / "gpu_check.py", "--out", tmp_path / "file"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"gpu check: --out {tmp_path / 'file'}: File exists; name a folder\n"
 
 
 def test_wheels_are_put_on_the_path(tmp_path, tools):

@@ -27,7 +27,7 @@ imports: $(DEV)
 	$(BIN)/lint-imports
 
 tests: $(DEV)
-	$(BIN)/pytest -n 2 --cov=metrale --cov-branch --cov-report=
+	$(BIN)/pytest -n 2 --cov=metrale.core --cov=metrale.trace --cov-branch --cov-report=
 	$(BIN)/coverage report --include='metrale/core/*,metrale/trace/*' --fail-under=95 --skip-covered --show-missing
 
 check: $(BASE)

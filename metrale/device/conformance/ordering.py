@@ -100,7 +100,8 @@ def stream_on_host(device: EngineDevice) -> list[int]:
 
 
 def propose_after_prefill(device: EngineDevice) -> list[int]:
-    """A chunk on P, then drafts for a known token."""
+    """A chunk on P, then drafts for a known token; the slot has held another sequence before."""
+    device.free_sequence(prefilled(device, _prompt(9, 5), 2))
     return device.run_mtp_propose_multi(7, 9, 4, on_prefill(device, _prompt(9)), 0, False)
 
 

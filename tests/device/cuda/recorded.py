@@ -1,4 +1,4 @@
-"""Decode steps from recordings, with the real kernels in Numba's simulator: the same tokens and states as without.
+"""Decode steps from recordings, with the real kernels on the PTX machine: the same tokens and states as without.
 
 Prints one JSON object: for each case what was recorded and replayed, and what differs.
 """
@@ -6,13 +6,11 @@ Prints one JSON object: for each case what was recorded and replayed, and what d
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
@@ -22,8 +20,10 @@ from device.support import HYBRID, LLAMA, config_of, device_for, prompt_of, rand
 from metrale.device.cuda import backend
 from metrale.device.engine import EngineDevice, EngineOptions
 from metrale.device.model import experts, graphs
+from metrale.device.ptx.runner import Machine, enable
 
 torch.set_num_threads(1)
+enable(Machine(races=False))
 SLIDING = LLAMA | {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
 UNMASKED = (0xFFFFFFFF, 0xFFFFFFFF)
 

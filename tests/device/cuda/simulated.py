@@ -31,9 +31,9 @@ def inputs(dtype: torch.dtype) -> Inputs:
 
 
 def small() -> Iterator[Pair]:
-    for dtype in (FP32, BF16):
-        for check in (checks.ROWS | checks.RECURRENT | checks.PICKS).values():
-            yield from check(inputs(dtype))
+    """In fp32: bf16 runs on the PTX machine, which has the real thing."""
+    for check in (checks.ROWS | checks.RECURRENT | checks.PICKS).values():
+        yield from check(inputs(FP32))
 
 
 def decode() -> Iterator[Pair]:

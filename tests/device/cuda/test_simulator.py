@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("simulated.py")
-PAIRS = {"small": 246, "decode": 18, "prefill": 8, "engine": 4, "planted": 4}
+PAIRS = {"small": 123, "decode": 18, "prefill": 8, "engine": 4, "planted": 4}
 
 
 @pytest.mark.parametrize("batch", PAIRS)

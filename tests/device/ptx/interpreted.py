@@ -10,14 +10,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
-from metrale.device.cuda import backend, checks
+from metrale.device.cuda import checks
 from metrale.device.cuda.checks import Inputs, Pair
-from metrale.device.engine import EngineDevice, EngineOptions
-from metrale.device.kernels import reference
 from metrale.device.ptx import runner
 from metrale.device.ptx.faults import KernelFault
 
@@ -30,7 +27,6 @@ BARRIER = re.compile(r"bar\.sync[^;]*;")
 
 
 def small() -> Iterator[Case]:
-    yield from engine()
     for dtype in (FP32, BF16):
         for name, check in (checks.ROWS | checks.RECURRENT | checks.PICKS).items():
             if (name, dtype) != ("paged", BF16):
@@ -42,28 +38,6 @@ def attention() -> Iterator[Case]:
         yield lambda d=dtype, g=group, h=head: checks.check_decode(Inputs(CPU, d), g, h, contexts=LONG)
     yield lambda: checks.check_prefill(Inputs(CPU, FP32), 4, 64, alone=False)
     yield lambda: checks.check_prefill(Inputs(CPU, BF16), 8, 128)
-
-
-def engine() -> Iterator[Case]:
-    """Whole models with these kernels: the reference's tokens, and its logits."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from device.support import HYBRID, LLAMA
-
-    yield from (lambda family=family: whole_model(family) for family in (LLAMA, HYBRID))
-
-
-def whole_model(family: dict[str, object]) -> Iterator[Pair]:
-    from device.support import config_of, greedy, prompt_of, random_tensors
-
-    config = config_of(family)
-    options = EngineOptions(block_size=4, total_blocks=16, max_sequences=2, max_seq_len=64)
-    made = [
-        EngineDevice(kernels, config, random_tensors(config), options, width=width)
-        for kernels, width in ((reference, reference.TILE), (backend, 0))
-    ]
-    want, got = (torch.tensor(greedy(device, prompt_of(5), 2)) for device in made)
-    yield Pair(f"{family['model_type']} tokens", got, want, exact=True)
-    yield Pair(f"{family['model_type']} logits", made[1].logits[:1], made[0].logits[:1].double())
 
 
 def run(case: Case, edit: Callable[[str], str] | None = None) -> tuple[list[str], int]:
